@@ -15,13 +15,14 @@ BIN := $(VENV)/bin
 BASE := $(VENV)/.base
 READY := $(VENV)/.ready
 PEERS := .peers
+TRIED := .tried
 
 # The inspector's page: TypeScript, which npm bundles into one file.
 WEB := compiler/inspect/page/web
 MODULES := $(WEB)/node_modules/.package-lock.json
 PAGE := compiler/inspect/page/page.html
 
-.PHONY: help setup docs demo demo-hosts demo-ray test test-full test-ops chaos simulate check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma
+.PHONY: help setup docs demo demo-hosts demo-ray test test-full test-ops chaos simulate check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma try
 
 help:
 	@echo "make setup    a virtual environment in $(VENV), with torch, this package, editable, what tests need, and the page"
@@ -40,6 +41,7 @@ help:
 	@echo "make docs     build the site of docs/ in out/site, and check it"
 	@echo "make bench    measure, and write benchmarks/results/<date>.md"
 	@echo "make bench-gpu  measure kernels on this machine's GPU, with the torch and Triton of PYTHON"
+	@echo "make try      try Monarch with another Python and torch, in $(TRIED): make try PYTHON=python3.13 TORCH=torch==2.12.1"
 	@echo "make bench-peers  measure actors against torchmonarch and ray, each in a virtual environment in $(PEERS)"
 
 setup: $(READY) $(PAGE)
@@ -60,6 +62,11 @@ $(MODULES): $(WEB)/package.json $(WEB)/package-lock.json
 
 $(PAGE): $(MODULES) $(filter-out %/node_modules,$(wildcard $(WEB)/*))
 	@cd $(WEB) && npm run --silent build
+
+# A virtual environment of its own, made anew for another Python.
+try:
+	@rm -rf $(TRIED) && bash .ci/setup "$(PYTHON)" "$(TRIED)" "$(TORCH)"
+	$(TRIED)/bin/python .ci/tried.py
 
 # Threads that wait for each other spinning lose most of their time where something else runs on the machine.
 demo: $(BASE)
@@ -91,7 +98,7 @@ simulate: setup
 	$(BIN)/python -m tests.simulation $(ARGS)
 
 test-rdma: $(READY)
-	bash .ci/with-rdma $(BIN)/python -m pytest -p no:cacheprovider tests/runtime/transport -k verbs $(ARGS)
+	bash .ci/with-rdma $(BIN)/python -m pytest -p no:cacheprovider tests/runtime/transport -k verbs --full $(ARGS)
 
 check: lint format-check types imports
 

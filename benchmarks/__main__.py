@@ -23,12 +23,13 @@ from rich.table import Table
 from benchmarks.measure import HEAD, Row, cells, duration, table
 
 COMPARED = (
-    *"train_step uneven named kernels memory tracing all_reduce across transports dispatch start".split(),
+    *"train_step uneven named kernels memory tracing telemetry all_reduce across transports dispatch start".split(),
     *"warm_start actors faults checkpoints data sync pipeline".split(),
 )
 COMPILER = "compile_time"
 PAGE = "page"
 RELAY = "relay"
+ESTIMATES = "estimates"
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -58,22 +59,29 @@ def compiler_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]
     """The compiler's times, as (title, head, lines)."""
     from benchmarks import compile_time
 
-    compiled, firsts, steps = compile_time.measure()
+    compiled, stacked, firsts, steps = compile_time.measure()
+    programs = {
+        "the GPT's training step, data and tensor parallel": compiled,
+        "a training step through monarch.scan over stacked layers": stacked,
+    }
     return [
-        (
-            "Processor time from Python to a plan: the GPT's training step, data and tensor parallel",
-            ("layers", "workers", "ops traced", "trace", "partition", "plan"),
-            [
-                (
-                    str(found.layers),
-                    f"{found.workers:,}",
-                    str(found.ops),
-                    duration(found.trace),
-                    duration(found.partition),
-                    duration(found.plan),
-                )
-                for found in compiled
-            ],
+        *(
+            (
+                f"Processor time from Python to a plan: {name}",
+                ("layers", "workers", "ops traced", "trace", "partition", "plan"),
+                [
+                    (
+                        str(found.layers),
+                        f"{found.workers:,}",
+                        str(found.ops),
+                        duration(found.trace),
+                        duration(found.partition),
+                        duration(found.plan),
+                    )
+                    for found in times
+                ],
+            )
+            for name, times in programs.items()
         ),
         (
             "Processor time of the first call in a new process, tracing included: compiled, and with its plan on disk",
@@ -147,20 +155,33 @@ def relay_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
     return [(title, relay.HEAD, [relay.cells(line) for line in lines])]
 
 
+def estimates_tables() -> list[tuple[str, tuple[str, ...], list[tuple[str, ...]]]]:
+    """Estimates of steps against measured ones, as (title, head, lines)."""
+    from benchmarks import estimates
+
+    return estimates.tables(estimates.measure())
+
+
+TABLES = {
+    COMPILER: compiler_tables,
+    PAGE: page_tables,
+    RELAY: relay_tables,
+    ESTIMATES: estimates_tables,
+}
+
+
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in [head, ["---"] * len(head), *lines])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "names", nargs="*", help=f"of {', '.join([*COMPARED, COMPILER, PAGE, RELAY])}; all of them if none is given"
-    )
+    parser.add_argument("names", nargs="*", help=f"of {', '.join([*COMPARED, *TABLES])}; all of them if none is given")
     parser.add_argument("--results", type=Path, default=RESULTS, help="the folder to write to")
     options = parser.parse_args()
-    if unknown := set(options.names) - {*COMPARED, COMPILER, PAGE, RELAY}:
+    if unknown := set(options.names) - {*COMPARED, *TABLES}:
         parser.error(f"no such benchmark: {', '.join(sorted(unknown))}")
-    names = options.names or [*COMPARED, COMPILER, PAGE, RELAY]
+    names = options.names or [*COMPARED, *TABLES]
 
     console = Console()
     if not console.is_terminal:
@@ -187,7 +208,7 @@ def main() -> None:
             "Medians; in brackets the quartiles of the ratios of pairs.",
             table(rows),
         ]
-    for name, tables_of in ((COMPILER, compiler_tables), (PAGE, page_tables), (RELAY, relay_tables)):
+    for name, tables_of in TABLES.items():
         if name not in names:
             continue
         with console.status(name):

@@ -187,6 +187,41 @@ def llamas_first_call(layers: int, width: int = 64) -> float:
 FIRST_CALLS: dict[str, Callable[[int], float]] = {"GPT": first_call, "Llama": llamas_first_call}
 
 
+def stacked_time(layers: int, width: int = 64) -> CompileTime:
+    """The same once for a step through `monarch.scan` over stacked layers of two matrices, data parallel."""
+    mesh = Mesh.abstract(data=2)
+    weights = [monarch.distribute(torch.randn(layers, width, width), mesh, "[-, -, -]") for _ in range(2)]
+    for weight in weights:
+        weight.requires_grad_()
+    optimizer = torch.optim.AdamW(weights, lr=1e-3)
+
+    def layer(x, both):  # type: ignore[no-untyped-def]
+        up, down = both
+        return x + F.gelu(x @ up) @ down, None
+
+    @monarch.program
+    def train_step(x):  # type: ignore[no-untyped-def]
+        optimizer.zero_grad()
+        loss = monarch.scan(layer, monarch.layout(x, "[@data, -]"), tuple(weights))[0].square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    x = torch.randn(4, width)
+    times = [time.process_time()]
+    graph = train_step.trace(x).graph
+    times.append(time.process_time())
+    compile_graph(graph, progress=lambda name, seconds, graph: times.append(time.process_time()))
+    return CompileTime(
+        layers,
+        mesh.size(),
+        sum(1 for _ in graph.calls),
+        times[1] - times[0],
+        times[-2] - times[1],
+        times[-1] - times[-2],
+    )
+
+
 @dataclass(frozen=True)
 class FirstCall:
     """Processor seconds of the first call in new processes, whose kernels are built: without a plan on disk, and with
@@ -214,10 +249,12 @@ def first_calls(model: str, layers: int, repetitions: int = 3) -> FirstCall:
     return FirstCall(model, layers, *map(statistics.median, zip(*times, strict=True)))
 
 
-def measure() -> tuple[list[CompileTime], list[FirstCall], list[StepTime]]:
+def measure() -> tuple[list[CompileTime], list[CompileTime], list[FirstCall], list[StepTime]]:
     compile_time(1, {"data": 2, "model": 2})  # imports and first uses
+    stacked_time(2)
     return (
         [*(compile_time(layers, dims) for layers in LAYERS for dims in MESHES), compile_time(DEEP, MESHES[0], 1)],
+        [stacked_time(layers) for layers in (*LAYERS, DEEP)],
         [first_calls(model, layers) for model, layers in (("GPT", 4), ("GPT", 12), ("Llama", 2))],
         [step_time(layers) for layers in LAYERS],
     )

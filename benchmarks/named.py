@@ -19,6 +19,7 @@ from benchmarks.measure import Row, interleaved, table
 from benchmarks.train_step import make_optimizer
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
+from monarch.stdlib.models.llama import Llama
 from monarch.stdlib.parallel import data_parallel
 
 ROWS, SEQUENCE, WORDS = 16, 128, 257
@@ -31,11 +32,11 @@ Run = Callable[[list[int]], float]
 
 
 @contextmanager
-def training(named: bool) -> Iterator[Run]:
-    """Steps on rows of these lengths, with names for the sizes or without: seconds a step."""
+def training(named: bool, make: Callable[[], torch.nn.Module]) -> Iterator[Run]:
+    """A model's steps on rows of these lengths, with names for the sizes or without: seconds a step."""
     with Mesh(data=WORKERS) as mesh:
         torch.manual_seed(0)
-        model = GPT(vocabulary=WORDS, sequence=2 * SEQUENCE, layers=2)
+        model = make()
         model = monarch.module_to_mesh(model, mesh, layouts=data_parallel(model))
         optimizer = make_optimizer(model)
 
@@ -67,11 +68,22 @@ def training(named: bool) -> Iterator[Run]:
         yield run
 
 
+def gpt() -> torch.nn.Module:
+    return GPT(vocabulary=WORDS, sequence=2 * SEQUENCE, layers=2)
+
+
+def llama() -> torch.nn.Module:
+    return Llama(vocabulary=WORDS, layers=2)
+
+
 def rows() -> list[Row]:
-    with training(True) as ours, training(False) as by:
-        same = [SEQUENCE] * 3
+    same = [SEQUENCE] * 3
+    with training(True, llama) as ours, training(False, llama) as by:
         mine, other = interleaved(lambda: ours(same), lambda: by(same), 10, warm=3)
-        found = [Row("named sizes: a step of known lengths", mine, other, "compiled for them", TARGET)]
+        found = [Row("named sizes: a Llama's step of known lengths", mine, other, "compiled for them", TARGET)]
+    with training(True, gpt) as ours, training(False, gpt) as by:
+        mine, other = interleaved(lambda: ours(same), lambda: by(same), 10, warm=3)
+        found.append(Row("named sizes: a step of known lengths", mine, other, "compiled for them", TARGET))
         first, second = (iter(range(SEQUENCE // 2, SEQUENCE)) for _ in range(2))
         mine, other = interleaved(lambda: ours([next(first)]), lambda: by([next(second)]), 4, warm=1)
         found.append(Row("named sizes: a step of a new length", mine, other, "compiled for it"))

@@ -27,6 +27,7 @@ import torch
 from benchmarks.measure import Row, interleaved, seconds
 from monarch.runtime import rdma
 from monarch.runtime.shared import futex
+from monarch.runtime.transport import reach
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import Link, Region, Signal
 
@@ -162,12 +163,13 @@ def read_into(buffer: rdma.RDMABuffer, tensor: torch.Tensor) -> None:
 @contextmanager
 def only_tcp() -> Iterator[None]:
     """Within the block buffers are reached over TCP."""
-    before, rdma._process = rdma._process, None
+    before = rdma._process, reach._made
+    rdma._process = reach._made = None
     rdma.configure(transports=("tcp",))
     yield
     rdma.endpoint().close()
-    rdma._process = before
-    rdma._options.clear()
+    rdma._process, reach._made = before
+    reach._options.clear()
 
 
 # -- latency -----------------------------------------------------------------------------------------------------------

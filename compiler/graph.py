@@ -47,7 +47,6 @@ where a value's local shape differs from its global one, both stand there: `f32[
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,7 +59,7 @@ from torch.fx.node import map_arg
 from monarch.compiler.errors import Source
 from monarch.compiler.mesh import Shape
 from monarch.compiler.shown import text_of
-from monarch.compiler.symbols import has_names
+from monarch.compiler.symbols import has_names, value_at
 from monarch.compiler.types import MeshSpec, TensorType
 
 Types = TensorType | tuple[TensorType | None, ...] | None
@@ -140,9 +139,7 @@ class Graph:
         """Append a call that carries nothing yet."""
         # Given to `create_node`, arguments are searched for symbols of torch's, which takes as long as all else.
         node = self.fx.create_node("call_function", op, None, None, name)
-        node.args = args
-        if kwargs:
-            node.kwargs = kwargs
+        node._update_args_kwargs(args, kwargs)  # what setting each of them does, once for both
         return node
 
     def append_copy(self, node: Node, nodes: Mapping[Node, Node]) -> Node:
@@ -199,11 +196,15 @@ class Graph:
         others."""
         if not any(type.layout.shards):
             return type.shape
-        sizes = self.mesh.sizes
-        return tuple(
-            size // math.prod(sizes[name] for name in names if name in self.partitioned) if names else size
-            for size, names in zip(type.shape, type.layout.shards, strict=True)
-        )
+        sizes, partitioned = self.mesh.sizes, self.partitioned
+        local = []
+        for size, names in zip(type.shape, type.layout.shards, strict=True):
+            parts = 1
+            for name in names:
+                if name in partitioned:
+                    parts *= sizes[name]
+            local.append(size if parts == 1 else size // parts)
+        return tuple(local)
 
     def type_so_far(self, node: Node) -> TensorType:
         """A value's type over the mesh dims partitioned so far. An input's own type speaks of all of them."""
@@ -233,8 +234,27 @@ class Graph:
             nodes[node] = copy.append_copy(node, nodes)
         return copy
 
+    def at(self, values: Mapping[str, int]) -> Graph:
+        """The same graph where named sizes have these values. Nodes of such sizes are marked as SIZED."""
+        found = self.copy()
+        for node in found.fx.nodes:
+            if node.op == "output":
+                continue
+            if is_of_named_size(node):
+                node.meta[SIZED] = True
+            types = node.meta["type"]
+            several = types if isinstance(types, tuple) else (types,)
+            made = tuple([type_ and type_.at(values) for type_ in several])
+            node.meta["type"] = made if isinstance(types, tuple) else made[0]
+            node.args, node.kwargs = value_at(tuple(node.args), values), value_at(dict(node.kwargs), values)
+        return found
+
     def __str__(self) -> str:
         return text_of(self)
+
+
+SIZED = "sized"
+"""The mark of a node that had a named size before the names got values."""
 
 
 def spec_of(place: Shape) -> MeshSpec:

@@ -78,11 +78,23 @@ def fill_padding(
     fill: float,
     mesh_dims: Sequence[str],
 ) -> torch.Tensor:
+    return fill_padding_(position, sizes, tensor.clone(), dim, size, fill, mesh_dims)
+
+
+def fill_padding_(
+    position: Where,
+    sizes: Where,
+    tensor: torch.Tensor,
+    dim: int,
+    size: int,
+    fill: float,
+    mesh_dims: Sequence[str],
+) -> torch.Tensor:
     length = tensor.shape[dim]
     own = min(max(size - nested_index(mesh_dims, position, sizes) * length, 0), length)
-    copy = tensor.clone()
-    copy.narrow(dim, own, length - own).fill_(fill)
-    return copy
+    if own < length:
+        tensor.narrow(dim, own, length - own).fill_(fill)
+    return tensor
 
 
 def in_range(position: Where, sizes: Where, indices: torch.Tensor, rows: int, ignored: int | None) -> torch.Tensor:
@@ -334,6 +346,7 @@ LOCAL_OPS: dict[str, Callable[..., Any]] = {
     "to_varying": same,
     "from_varying": same,
     "fill_padding": fill_padding,
+    "fill_padding_": fill_padding_,
     "in_range": in_range,
     "embedding_shard": embedding_shard,
     "embedding_backward_shard": embedding_backward_shard,

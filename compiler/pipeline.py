@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.execution.events import say, wanted
 from monarch.compiler.graph import Graph
-from monarch.compiler.kernels.fuse import FuseKernels
+from monarch.compiler.kernels.fuse import FuseKernels, has_sized
 from monarch.compiler.loading import load
 from monarch.compiler.ops.regions import each_region
 from monarch.compiler.partition import PartitionByMesh, nesting_order
@@ -24,7 +24,7 @@ from monarch.compiler.partition.partition import drop_constraints
 from monarch.compiler.passes.anomalies import DetectAnomalies
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.cut import cut, lay_out_received, sends_of
-from monarch.compiler.passes.decompose import DecomposeSplit
+from monarch.compiler.passes.decompose import DecomposeSplit, KeepUnevenApart
 from monarch.compiler.passes.drop_padding import DropPadding
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.padding import PadForDivisibility, is_uneven
@@ -62,7 +62,7 @@ def pipeline(graph: Graph) -> list[Pass]:
     uneven = _any_uneven(graph)
     return [
         SimplifyViews(),
-        *([PadForDivisibility()] if uneven else []),
+        *([KeepUnevenApart(), PadForDivisibility()] if uneven else []),
         DecomposeSplit(),
         SimplifyLookups(),
         *_partition_by_mesh(graph),
@@ -105,6 +105,7 @@ def _partition_by_mesh(graph: Graph) -> list[Pass]:
 
 PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     SimplifyViews.name: lambda graph: [SimplifyViews()],
+    KeepUnevenApart.name: lambda graph: [KeepUnevenApart()],
     PadForDivisibility.name: lambda graph: [PadForDivisibility()],
     DecomposeSplit.name: lambda graph: [DecomposeSplit()],
     SimplifyLookups.name: lambda graph: [SimplifyLookups()],
@@ -241,7 +242,7 @@ def compile_graph(
         )
     context = Context(options, report)
     if graph.parts:
-        return _compile_parts(graph, context, progress)
+        return _compile_parts(graph, context, progress, cluster)
     seconds = context.seconds
     partitioned = graph.copy()
     if report:
@@ -270,7 +271,7 @@ def compile_graph(
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
 
-def _compile_parts(graph: Graph, context: Context, progress: Progress | None) -> Plan:
+def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cluster: Cluster | None) -> Plan:
     """The plan of a graph of several meshes."""
     options = context.options
     if options.target != "cpu" or options.collectives != "monarch":
@@ -285,22 +286,26 @@ def _compile_parts(graph: Graph, context: Context, progress: Progress | None) ->
     plans: dict[str, Plan] = {}
 
     def lowered(part: Graph) -> Graph:
-        part = _run([*pipeline(part), *lowering(context)], part, context, progress)
+        within = replace(context, costs={})
+        part = _run([*pipeline(part), *lowering(within)], part, within, progress)
         schedule = Schedule(part)
         plan = plan_of(schedule, options)
+        plan.costs.update(within.costs)
         if settings.verify and (found := overlapping(plan)) is not None:
             raise GraphError(f"{part.name}: instruction {found[1]} writes over what {found[0]} made, and is still read")
-        plans[part.name] = replace(plan, report=build_report(schedule, plan)) if context.report else plan
+        if context.report:
+            plan = replace(plan, report=build_report(schedule, plan, cluster))
+            plan.costs["peak_bytes"] = peak(plan)[0]
+        plans[part.name] = plan
         return part
 
     made = _by_parts(made, lowered)
     plan = join_parts(made, [plans[part.name] for part in made.fragments.values()], options)
     if context.report:
         plan = replace(plan, traced=print_graph(graph, paths=True, modules=True))
-        plan.costs["peak_bytes"] = max(peak(part.plan)[0] for part in plan.parts)
     if wanted("plan"):
         say("plan", f"{graph.name}: the plan\n{plan.graph}")
-    return replace(plan, costs={**plan.costs, **context.costs, "seconds": context.seconds})
+    return replace(plan, costs={**plan.costs, "seconds": context.seconds})
 
 
 def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
@@ -314,8 +319,24 @@ def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Tem
         raise MonarchError("it is of several meshes, whose transfers have no named sizes")
     context = Context(options)
     partitioned = graph.copy()
-    partitioned = _run([*pipeline(partitioned), *lowering(context)], partitioned, context)
-    return template_of(Schedule(partitioned), options, scope)
+    partitioned = _run(pipeline(partitioned), partitioned, context)
+    template = template_of(Schedule(_run(lowering(context), partitioned.copy(), context)), options, scope)
+    made: dict[tuple[tuple[str, int], ...], Graph] = {}
+
+    def fused(values: Mapping[str, int]) -> Graph:
+        return _run(lowering(context), partitioned.at(values), context)
+
+    def lowered(values: Mapping[str, int]) -> Plan:
+        found = made.pop(tuple(values.items()), None)
+        return plan_of(Schedule(fused(values) if found is None else found), options)
+
+    if not partitioned.updates:
+        return template  # generation has new sizes at each token, and training has the same ones again
+    example = fused(scope.examples)
+    if not has_sized(example):
+        return template
+    made[tuple(scope.examples.items())] = example
+    return replace(template, lowered=lowered)
 
 
 def _with_binaries(plan: Plan, graph: Graph, when: str, seconds: dict[str, float], progress: Progress | None) -> Plan:

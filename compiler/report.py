@@ -42,7 +42,7 @@ def traced_graph(plan: Plan) -> Graph:
 def build_report(schedule: Schedule, plan: Plan, cluster: Cluster | None = None) -> Report:
     """The report of a plan and the schedule that it was written from, with estimates for `cluster` (one host of the
     plan's target where none is given). With `report` in their context the passes leave in the graph what they know."""
-    return _Builder(schedule, plan, cluster or cluster_of(plan.target)).run()
+    return _Builder(schedule, plan, (cluster or cluster_of(plan.target)).shared(plan.mesh.workers)).run()
 
 
 class _Builder:

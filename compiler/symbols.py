@@ -546,7 +546,11 @@ def example(value: int) -> int:
 def same(one: Any, two: Any) -> bool:
     """Whether two sizes, or shapes, are equal whatever the names stand for: nothing is decided."""
     if isinstance(one, (list, tuple)):
-        return len(one) == len(two) and all(map(same, one, two))
+        if len(one) != len(two):
+            return False
+        if all(type(size) is int for size in (*one, *two)):
+            return [*one] == [*two]
+        return all(map(same, one, two))
     return poly_of(one) == poly_of(two)
 
 

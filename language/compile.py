@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.config import settings
-from monarch.compiler.execution.events import Place, heard
+from monarch.compiler.execution.reports import reports_are_wanted
 from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
@@ -36,11 +36,11 @@ def compile_graph(
     which another process has `kept` on disk."""
     if _compile is not None:
         return _compile(graph)
-    if kept and not report and not heard(Place):
+    report = report or reports_are_wanted()  # a trace is read with the report of the plan that it measured
+    if kept and not report:
         known: Plan = load("monarch.compiler.kept:compile_kept")(graph, options)
         return known
-    # Subscribers to executors trace them, and a trace is read with the report of the plan that it measured.
-    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report or heard(Place))
+    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report)
     return plan
 
 
@@ -71,8 +71,8 @@ def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
 
 @contextmanager
 def full_collections_later() -> Iterator[None]:
-    """Within the block Python's garbage collector looks at what is new alone. Tracing and compiling make enough objects
-    to have it go through all others several times, for 0.2 s each: torch alone has 400,000."""
+    """Within the block Python's garbage collector looks at what is new alone. Tracing, compiling and giving a first
+    step make enough objects to have it go through all others several times, for 0.2 s each: torch has 400,000."""
     before = gc.get_threshold()
     within = (*before[:2], 1 << 30)
     gc.set_threshold(*within)

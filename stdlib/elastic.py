@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,6 +30,7 @@ def elastic(
     failures: int = 8,
     within: float = 600.0,
     grow_after: int | None = None,
+    resize: Callable[[], Mapping[str, int]] | None = None,
 ) -> Iterator[R]:
     """Call `step` with each batch, one after the other, and give its results; where workers of the mesh die, heal it
     and call the failed step again:
@@ -46,6 +47,14 @@ def elastic(
     With `grow_after` a mesh that has shrunk gets the size back with which the loop began, so many steps later, between
     two steps.
 
+    `resize` is called between two steps, and gives sizes of mesh dims (`resize_mesh`) for the steps that follow: so the
+    loop goes on with the hosts that have joined.
+
+        def size():
+            for address in arrived():                # your scheduler's
+                hosts.join(address)
+            return {"data": 4 * number_of_hosts()}
+
     Raises the DeviceMeshError of a step that fails though no worker has died, and that of a death after `failures`
     others in `within` seconds; and what `heal_mesh` raises.
     """
@@ -54,7 +63,7 @@ def elastic(
             f"failures={failures}, within={within}, grow_after={grow_after}",
             hint="failures and grow_after are whole numbers from 1, and within is a number of seconds.",
         )
-    return _Loop(mesh, step, batches, policy, restore, failures, within, grow_after).run()
+    return _Loop(mesh, step, batches, policy, restore, failures, within, grow_after, resize).run()
 
 
 _END = object()
@@ -71,10 +80,12 @@ class _Loop:
         failures: int,
         within: float,
         grow_after: int | None,
+        resize: Callable[[], Mapping[str, int]] | None,
     ) -> None:
         self._mesh, self._step, self._batches = mesh, step, batches
         self._policy, self._restore = policy, restore
         self._failures, self._within, self._grow_after = failures, within, grow_after
+        self._resize = resize
         self._full = dict(mesh.spec.sizes)
         self._deaths = deque[float]()
         self._since = 0  # steps since the mesh was healed
@@ -95,6 +106,12 @@ class _Loop:
             self._since += 1
             if self._grow_after is not None and self._since >= self._grow_after:
                 self._healing(lambda: resize_mesh(self._mesh, **self._full))
+            if self._resize is not None:
+                self._healing(partial(self._change, self._resize()))
+
+    def _change(self, sizes: Mapping[str, int]) -> None:
+        resize_mesh(self._mesh, **sizes)
+        self._full = dict(self._mesh.spec.sizes)
 
     def _done(self, batch: Any) -> Any:
         """The step's result, once workers have it."""

@@ -56,15 +56,17 @@ def trace_forward(module: nn.Module, inputs: Sequence[Any], arguments: Mapping[s
     """The graph of the module's forward pass without gradients, and the names of its first inputs, the module's
     parameters and buffers."""
     mesh = Mesh.abstract(one=1)
-    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    buffers = dict(module.named_buffers())
+    tensors = dict([*module.named_parameters(), *buffers.items()])
     placed = {
         name: distribute(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), mesh)
         for name, tensor in tensors.items()
     }
 
     def forward(placed: Mapping[str, torch.Tensor], inputs: Any, arguments: dict[str, Any]) -> list[torch.Tensor]:
+        own = {name: placed[name].clone() for name in buffers}  # a norm changes its running statistics
         with torch.no_grad():
-            found = torch.func.functional_call(module, dict(placed), inputs, arguments)
+            found = torch.func.functional_call(module, {**placed, **own}, inputs, arguments)
         leaves = pytree.tree_leaves(dict(found) if isinstance(found, dict) else found)
         return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
 

@@ -215,21 +215,49 @@ def _forward_of(model: nn.Module, length: int) -> Any:
         raise refuse("it has an encoder")
     if getattr(config, "alibi", False):
         raise refuse("its attention is biased by distance")
+    if not getattr(model, "_can_compile_fullgraph", True):
+        raise refuse("its attention needs a cache that grows, by what transformers says of it")
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if other := kinds - _ATTENTION:
+        raise refuse(f"it has layers with {' and '.join(sorted(other))}")
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and window < length:
-        raise refuse(f"its attention sees {window} tokens, of {length}")
+    if window is not None and (window >= length or kinds == {"full_attention"}):
+        window = None
     if config._attn_implementation not in ("sdpa", "eager"):
         raise refuse(f"its attention is {config._attn_implementation}, and not sdpa or eager")
     only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
 
+    def as_taken(mask: torch.Tensor) -> torch.Tensor:
+        if config._attn_implementation == "sdpa":
+            return mask
+        dtype = next(model.parameters()).dtype
+        return torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+
     def forward(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache) -> Logits:
-        if config._attn_implementation == "eager":
-            dtype = next(model.parameters()).dtype
-            mask = torch.where(mask, 0.0, torch.finfo(dtype).min).to(dtype)
+        masks: Any = as_taken(mask)
+        if window is not None:
+            near = as_taken(mask & _within(window, mask, cache))
+            masks = {"full_attention": masks, "sliding_attention": near} if kinds else near
         found: Any = model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=cache, use_cache=True, **only
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=masks,
+            past_key_values=cache,
+            use_cache=True,
+            **only,
         )
         logits: Logits = found.logits
         return logits
 
     return forward
+
+
+_ATTENTION = {"full_attention", "sliding_attention"}
+"""The kinds of layers, as configurations of `transformers` call them, that can be given a mask and this cache."""
+
+
+def _within(window: int, mask: torch.Tensor, cache: Cache) -> torch.Tensor:
+    """Which of the last `window` places each token looks at, its own among them: bool[time, keys]."""
+    time, keys = mask.shape[-2:]
+    places = torch.arange(time) + (0 if cache.place is None else cache.place)
+    return torch.arange(keys) > places[:, None] - window

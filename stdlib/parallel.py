@@ -229,12 +229,21 @@ def example_inputs(module: nn.Module) -> Sequence[Any] | Mapping[str, Any]:
 
 
 def _of_transformers(module: Any, config: Any) -> dict[str, torch.Tensor]:
+    """By the name of the model's main argument; sizes that the configuration does not say are small ones."""
     tokens = torch.zeros(2, 4, dtype=torch.int64)
-    found = {"input_ids": tokens}
-    if module.main_input_name == "pixel_values":
-        found = {"pixel_values": torch.zeros(2, config.num_channels, config.image_size, config.image_size)}
-    elif module.main_input_name == "input_features":
-        found = {"input_features": torch.zeros(2, config.num_mel_bins, 2 * config.max_source_positions)}
+    match module.main_input_name:
+        case "pixel_values":
+            size = getattr(config, "image_size", 64)
+            height, width = size if isinstance(size, (list, tuple)) else (size, size)
+            found = {"pixel_values": torch.zeros(2, config.num_channels, height, width)}
+        case "input_features":
+            found = {"input_features": torch.zeros(2, config.num_mel_bins, 2 * config.max_source_positions)}
+        case "input_values":
+            found = {"input_values": torch.zeros(2, 4000)}
+        case "past_values":
+            found = {"past_values": torch.zeros(2, config.context_length, getattr(config, "num_input_channels", 1))}
+        case _:
+            found = {"input_ids": tokens}
     return found | ({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})
 
 

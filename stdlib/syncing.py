@@ -61,9 +61,10 @@ def sync(source: State, target: State, *, version: int | None = None) -> int:
     Both are modules, or mappings from names to tensors, on two parts of one mesh that share no workers, each in its own
     layouts and dtypes: workers of the source send those of the target what these need, each byte once, in the narrower
     dtype of the two. The call returns at once. Programs on the target that are called behind it see all of the new
-    state, those before it all of the old; the source's state is that of its last call before. Both sides add up the
-    bits of each tensor, and where their sums differ the sync fails: then, as after any failure of a worker, the target
-    keeps its state and its version, and the error is raised where something that depends on it is read.
+    state, those before it all of the old; the source's state is that of its last call before. The source goes on while
+    the target is busy, until it is to send the same target a next version. Both sides add up the bits of each tensor,
+    and where their sums differ the sync fails: then, as after any failure of a worker, the target keeps its state and
+    its version, and the error is raised where something that depends on it is read.
 
     `version` is a number of your own, such as the step, or by default one more than the last.
 

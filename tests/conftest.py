@@ -17,7 +17,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-pytest_plugins = ["tests.retry", "tests.sample"]
+import monarch.actor
+
+pytest_plugins = ["tests.retry", "tests.sample", "tests.slowest"]
 
 os.environ["MONARCH_VERIFY"] = "1"
 os.environ["MONARCH_CONFIG"] = os.devnull  # not the settings of whoever runs the tests
@@ -50,10 +52,31 @@ def forgotten_files() -> Iterator[None]:
     linecache.clearcache()
 
 
+# By its own way, an interrupt of the main thread, such a failure would end the whole run.
+unhandled: list[monarch.actor.MeshFailure] = []
+
+
+def _note_unhandled(failure: monarch.actor.MeshFailure) -> None:
+    unhandled.append(failure)
+
+
+monarch.actor.unhandled_fault_hook = _note_unhandled
+
+
+@pytest.fixture(autouse=True)
+def no_unhandled_failure() -> Iterator[None]:
+    """An actor's failure that nobody handles fails the test during which it comes."""
+    yield
+    failures = list(unhandled)
+    unhandled.clear()
+    assert not failures, "\n".join(failure.report() for failure in failures)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Last come the tests that leave this process changed: with the stand-in of CUDA's driver loaded, and with Ray, it
-    cannot fork workers any more, and with a browser open it has an event loop running."""
-    last = ("transport", "launch", "page")
+    """Last come the tests that leave this process changed: with Ray, and with the stand-in of CUDA's driver loaded, it
+    cannot fork workers any more, and with a browser open it has an event loop running. One process runs all of the
+    launch folder, which takes longest: it comes first of these, so that the others have something to do meanwhile."""
+    last = ("launch", "transport", "page")
     items.sort(key=lambda item: max((last.index(part) + 1 for part in item.path.parts if part in last), default=0))
 
 

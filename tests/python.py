@@ -44,7 +44,7 @@ IMPORTED = (
     "monarch.compiler.pipeline",
     "monarch.distributed",
     "monarch.language",
-    "monarch.runtime.actors.processes.process",
+    "monarch.runtime.actors.processes.serving",
     "monarch.runtime.worker.loop",
     "monarch.stdlib",
     "torch._dynamo",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.execution.presets import choose_with
+from monarch.compiler.execution.watching import watch_with
 from monarch.compiler.kernels.templates import set_templates
 from monarch.compiler.loading import load as _named
 from monarch.compiler.shown import draw_with
@@ -25,7 +26,7 @@ from monarch.compiler.shown import draw_with
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    from monarch import actor, builtins, config, data, distributed, exceptions, job, launch, rdma, spmd
+    from monarch import actor, builtins, config, data, distributed, exceptions, job, launch, rdma, spmd, telemetry
     from monarch.compiler.errors import (
         CheckpointError,
         DeviceCheckError,
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.fetching import fetch_shard, inspect
     from monarch.stdlib.generation import generate
     from monarch.stdlib.gradients import grad_generator
+    from monarch.stdlib.live.page import dashboard
     from monarch.stdlib.logs import log, log_to
     from monarch.stdlib.remote import remote
     from monarch.stdlib.syncing import sync, version
@@ -101,6 +103,7 @@ _HOMES = {
         "launch",
         "rdma",
         "spmd",
+        "telemetry",
     ),  # modules
     "monarch.compiler.errors": (
         "CheckpointError",
@@ -159,6 +162,7 @@ _HOMES = {
     "monarch.stdlib.fetching": ("fetch_shard", "inspect"),
     "monarch.stdlib.generation": ("generate",),
     "monarch.stdlib.gradients": ("grad_generator",),
+    "monarch.stdlib.live.page": ("dashboard",),
     "monarch.stdlib.logs": ("log", "log_to"),
     "monarch.stdlib.remote": ("remote",),
     "monarch.stdlib.syncing": ("sync", "version"),
@@ -203,6 +207,7 @@ __all__ = [
     "config",
     "configure",
     "configured",
+    "dashboard",
     "data",
     "distribute",
     "distributed",
@@ -239,6 +244,7 @@ __all__ = [
     "sharding_rule",
     "spmd",
     "sync",
+    "telemetry",
     "this_host",
     "vary",
     "version",
@@ -279,10 +285,16 @@ def _draw(value: Any) -> str:
     return html
 
 
+def _live() -> Any:
+    """What shows the program in `monarch top` and `monarch dashboard`."""
+    return _named("monarch.stdlib.live.page:start")
+
+
 set_executor_factory(_start_local)
 set_templates(_templates)
 draw_with(_draw)
 choose_with(_automatic)
+watch_with(_live)
 
 
 def _at_exit() -> None:

@@ -42,6 +42,8 @@ from monarch.runtime.actors.meshes import (
 from monarch.runtime.actors.processes.current import Context, context, current_actor_name, current_rank, current_size
 from monarch.runtime.actors.processes.host import shutdown_context
 from monarch.runtime.actors.shards import Shards
+from monarch.runtime.actors.telemetry.meters import get_meter
+from monarch.runtime.actors.telemetry.spans import span, traced
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 
@@ -91,14 +93,17 @@ __all__ = [
     "debug",
     "enable_transport",
     "endpoint",
+    "get_meter",
     "get_or_spawn_controller",
     "report_slow_calls",
     "run_worker_loop_forever",
     "run_worker_loop_until_shutdown",
     "send",
     "shutdown_context",
+    "span",
     "this_host",
     "this_proc",
+    "traced",
     "unhandled_fault_hook",
 ]
 

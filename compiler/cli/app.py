@@ -248,6 +248,12 @@ def sweep(
             help="Other layouts of parameters to ask about: 'blocks.*.up.weight=[-, @model]'. Several times.",
         ),
     ] = None,
+    auto: Annotated[
+        bool,
+        typer.Option(
+            "--auto", help="Find the cheapest layouts, and say why; those of --layout bind. Compares with usual ones."
+        ),
+    ] = False,
     memory_limit: MemoryLimit = None,
     arg: Arguments = None,
     keep: Annotated[

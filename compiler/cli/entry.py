@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import typer
+from typer.models import CommandInfo
 
 from monarch.compiler.cli.screen import clean, console
 from monarch.compiler.errors import DeviceMeshError, MonarchError
@@ -29,9 +30,14 @@ def collect_rarely() -> None:
 
 def commands(app: typer.Typer) -> Callable[..., Callable[[Declaration], Declaration]]:
     """The decorator of an app's commands. A command is declared by a function without a body, whose parameters are its
-    options; "module:function", which is loaded when the command runs, is called with their values by name."""
+    options; "module:function", which is loaded when the command runs, is called with their values by name.
+    `passes_on`: it runs another command line, whose options are not its own."""
 
-    def command(function: str, name: str | None = None) -> Callable[[Declaration], Declaration]:
+    def command(
+        function: str, name: str | None = None, passes_on: bool = False
+    ) -> Callable[[Declaration], Declaration]:
+        settings = {"allow_interspersed_args": not passes_on}
+
         def declared(declaration: Declaration) -> Declaration:
             @functools.wraps(declaration)
             def call(**options: Any) -> None:
@@ -40,7 +46,7 @@ def commands(app: typer.Typer) -> Callable[..., Callable[[Declaration], Declarat
                     run = load(function)
                 run(**options)
 
-            app.command(name)(call)
+            app.command(name, context_settings=settings)(call)
             return declaration
 
         return declared
@@ -48,11 +54,19 @@ def commands(app: typer.Typer) -> Callable[..., Callable[[Declaration], Declarat
     return command
 
 
+def _is_interspersed(command: CommandInfo) -> bool:
+    """Whether a command's options may stand behind its arguments: those that it passes on are not its own."""
+    settings = command.context_settings or {}
+    return bool(settings.get("allow_interspersed_args", True))
+
+
 def run(app: typer.Typer, name: str) -> None:
-    """Run it with this process's arguments, and exit. `--debug` anywhere before a `--` shows an error's traceback."""
+    """Run it with this process's arguments, and exit. `--debug` anywhere before a `--`, or a command that passes
+    its arguments on, shows an error's traceback."""
     collect_rarely()
     arguments = sys.argv[1:]
-    end = arguments.index("--") if "--" in arguments else len(arguments)
+    ends = ["--", *(each.name for each in app.registered_commands if not _is_interspersed(each))]
+    end = min((arguments.index(word) for word in ends if word in arguments), default=len(arguments))
     debug = "--debug" in arguments[:end]
     try:
         app([a for at, a in enumerate(arguments) if a != "--debug" or at >= end], prog_name=name)

@@ -16,19 +16,23 @@ from monarch.compiler.plan.report import peak
 
 
 def verdict(loaded: LoadedProgram, plan: Plan, cluster: Cluster) -> Iterator[str]:
-    """In words, a line each: whether what a worker holds at most fits the machine; where it does not, what it is, and
-    what would make it fit, which is tried."""
+    """In words, a line each: whether what a worker holds at most fits the machine, of several meshes one of that which
+    holds most; where it does not, what it is, and what would make it fit, which is tried."""
+    cluster = cluster.shared(plan.mesh.workers)
     if cluster.memory is None:
         return
-    held, there = peak(plan)[0], cluster.memory
+    plans = {part.name: part.plan for part in plan.parts} or {"": plan}
+    fullest = max(plans, key=lambda name: peak(plans[name])[0])
+    worker = f"a worker of {fullest}" if fullest else "a worker"
+    held, there = peak(plans[fullest])[0], cluster.memory
     if held <= there:
-        yield f"fits {cluster.name}: a worker holds {size(held)} of {size(there)}"
+        yield f"fits {cluster.name}: {worker} holds {size(held)} of {size(there)}"
         return
     kinds: Counter[str] = Counter()
-    for row in alive_by_layer(plan).values():
+    for row in alive_by_layer(plans[fullest]).values():
         kinds.update(row)
     parts = ", ".join(f"{size(bytes_)} {kind}" for kind, bytes_ in kinds.most_common(4))
-    yield f"does not fit {cluster.name}: a worker holds {size(held)}, and there are {size(there)}"
+    yield f"does not fit {cluster.name}: {worker} holds {size(held)}, and there are {size(there)}"
     yield f"  at the peak it holds {parts}"
     if plan.options.memory_limit is None:
         try:

@@ -89,8 +89,9 @@ class LoadedProgram:
         options = self.options
         options = replace(options, target=target or options.target, strict=strict or options.strict)
         plan = compile_graph(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
-        if cluster is not None and cluster.memory is not None:
-            plan = replace(plan, costs=plan.costs | {"machine": {"name": cluster.name, "memory": cluster.memory}})
+        memory = None if cluster is None else cluster.shared(self.mesh.workers).memory
+        if cluster is not None and memory is not None:
+            plan = replace(plan, costs=plan.costs | {"machine": {"name": cluster.name, "memory": memory}})
         if self.named is None:
             return plan
         graph, scope = self.named

@@ -1,18 +1,22 @@
 """`monarch doctor --measure FILE`: this machine as a description that `--machine` takes (compiler/cost/cluster.py).
 
-The rates are those of one worker, a core: of matrix products, of copies in memory, of starting an op, and of
-collectives between two workers. Each is the best of a few rounds, for what else runs can only make a round longer.
+The rates are those of a worker with a core, while all cores do the same: of matrix products, of attention, of copies in
+memory, of starting an op, and of collectives between two workers. Each is the best of a few rounds, for what else runs
+can only make a round longer.
 """
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 
 import monarch
 from monarch.compiler.cli.screen import console
@@ -23,10 +27,13 @@ from monarch.compiler.types import DTYPES
 from monarch.distributed import Mesh
 from monarch.runtime.hosts.doctor.facts import Limits
 from monarch.runtime.hosts.doctor.machine import look
-from monarch.runtime.hosts.doctor.transports import measure_copy
 
-_ROUNDS = 5
-_PRODUCT = 768
+_ROUNDS = 12
+_PRODUCT = 512
+_COPIED = 1 << 23
+"""Elements of an f32 tensor that is copied, 32 MiB."""
+_ATTENTION = 2, 4, 128, 64
+_ATTENTION_FLOPS = 14.0 * 2 * 4 * 128 * 128 * 64
 _SMALL, _LARGE = 2, 1 << 21
 """Elements of an f32 tensor that two workers gather: 8 bytes for the latency, and 8 MiB."""
 _STEPS = 12
@@ -35,19 +42,21 @@ _STEPS = 12
 @dataclass(frozen=True)
 class Rates:
     """What one worker does: operations a second by dtype ("f32"), bytes a second to and from its memory, seconds to
-    start an op; and of collectives between workers bytes a second in one direction, and seconds for one of no bytes."""
+    start an op; of collectives between workers bytes a second in one direction, and seconds for one of no bytes; and
+    the part of the operations a second that attention comes to."""
 
     flops: dict[str, float]
     memory: float
     start: float
     bandwidth: float
     latency: float
+    attention: float
 
 
 def measure(path: Path) -> None:
     """Measure this machine, and write its description to `path`. Raises MonarchError where it cannot be written."""
     found = look()
-    text = description(measure_rates(), found.limits, found.system)
+    text = description(measure_rates(found.limits.cores), found.limits, found.system)
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -59,19 +68,21 @@ def measure(path: Path) -> None:
         out.print("  its GPUs were not measured: name a machine that ships, such as h100-8", soft_wrap=True)
 
 
-def measure_rates() -> Rates:
-    """Starts a mesh of two workers, for the collectives."""
+def measure_rates(cores: int) -> Rates:
+    """Starts a thread for each core, and a mesh of two workers for the collectives."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        flops = {name: _product_rate(DTYPES[name]) for name in ("f32", "f64", "bf16")}
+        flops = {name: 2.0 * _PRODUCT**3 / _at_once(_product(DTYPES[name]), cores) for name in ("f32", "f64", "bf16")}
+        memory = 2 * 4 * _COPIED / _at_once(_copy, cores)
+        attention = _ATTENTION_FLOPS / _at_once(_attention, cores) / flops["f32"]
         start = _start()
     finally:
         torch.set_num_threads(threads)
     small, large = _gather_seconds(_SMALL), _gather_seconds(_LARGE)
     # A worker of two gets half of what is gathered from the other: see Cluster.collective_seconds.
     bandwidth = 4 * _LARGE / 2 / max(large - small, 1e-9)
-    return Rates(flops, 2 * measure_copy(), start, bandwidth, small)
+    return Rates(flops, memory, start, bandwidth, small, min(1.0, attention))
 
 
 def description(rates: Rates, limits: Limits, system: str) -> str:
@@ -85,6 +96,8 @@ target = "cpu"
 memory = {memory // limits.cores}            # of a worker: its share
 memory_bandwidth = {rates.memory:.3g}
 flops = {{ {flops} }}
+attention = {rates.attention:.3g}
+cores = {limits.cores}
 start = {rates.start:.3g}
 
 [[links]]
@@ -94,11 +107,51 @@ latency = {rates.latency:.3g}
 """
 
 
-def _product_rate(dtype: torch.dtype) -> float:
-    """Operations a second of a matrix product."""
-    x = torch.ones(_PRODUCT, _PRODUCT, dtype=dtype)
-    out = torch.empty_like(x)
-    return 2.0 * _PRODUCT**3 / _best(lambda: torch.mm(x, x, out=out))
+def _product(dtype: torch.dtype) -> Callable[[], Callable[[], object]]:
+    def make() -> Callable[[], object]:
+        x = torch.ones(_PRODUCT, _PRODUCT, dtype=dtype)
+        out = torch.empty_like(x)
+        return lambda: torch.mm(x, x, out=out)
+
+    return make
+
+
+def _copy() -> Callable[[], object]:
+    source, target = torch.ones(_COPIED), torch.zeros(_COPIED)
+    return lambda: target.copy_(source)
+
+
+def _attention() -> Callable[[], object]:
+    """Attention and its gradients, as a training step has them."""
+    q, k, v = (torch.ones(_ATTENTION, requires_grad=True) for _ in range(3))
+
+    def run() -> object:
+        return torch.autograd.grad(F.scaled_dot_product_attention(q, k, v).sum(), (q, k, v))
+
+    return run
+
+
+def _at_once(make: Callable[[], Callable[[], object]], cores: int) -> float:
+    """Seconds that a call takes while as many threads as there are cores make one each: cores share the memory, and
+    some of them a unit that multiplies. `make` gives a thread its own call. The slowest thread of the best round
+    counts."""
+    together = threading.Barrier(cores, timeout=60.0)  # of a thread that failed the others wait no longer
+
+    def run() -> list[float]:
+        torch.set_num_threads(1)
+        call = make()
+        call()
+        found = []
+        for _ in range(_ROUNDS):
+            together.wait()
+            begin = time.perf_counter()
+            call()
+            found.append(time.perf_counter() - begin)
+        return found
+
+    with ThreadPoolExecutor(cores) as pool:
+        rounds = [each.result() for each in [pool.submit(run) for _ in range(cores)]]
+    return min(map(max, zip(*rounds, strict=True)))
 
 
 def _start() -> float:

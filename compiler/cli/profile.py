@@ -32,6 +32,7 @@ from monarch.compiler.inspect.timeline import (
     measured,
     runs,
     shares,
+    skews,
     steps_of,
 )
 from monarch.compiler.plan import Plan
@@ -232,6 +233,17 @@ def _summary(trace: Trace, path: Path) -> dict[str, Any]:
                     for number, one in measured(steps).items()
                     if number < len(names)
                 ],
+                "skew": [
+                    {
+                        "name": names[skew.instruction].name,
+                        "workers": list(skew.workers),
+                        "last": skew.last,
+                        "times": skew.times,
+                        "runs": skew.runs,
+                        "seconds": skew.late / 1e9,
+                    }
+                    for skew in skews(steps, plan)
+                ],
                 "critical_path": [
                     {"name": "" if number < 0 else names[number].name, "seconds": took / 1e9}
                     for number, took in path_ns.items()
@@ -271,6 +283,7 @@ def _show(trace: Trace, path: Path, by: str, plan_file: str | None) -> None:
     )
     for plan, steps in plans[:1]:
         _show_plan(out, plan, steps, by)
+        _show_skews(out, trace, plan, steps)
     out.print()
     line(out, f"wrote {path}, {size(path.stat().st_size)}: open it at https://ui.perfetto.dev or chrome://tracing")
     if plan_file is not None:
@@ -358,6 +371,26 @@ def _show_plan(out: Any, plan: Plan, steps: Sequence[Step], by: str) -> None:
             for number, took in list(_longest(path).items())[:8]
         ],
     )
+
+
+def _show_skews(out: Any, trace: Trace, plan: Plan, steps: Sequence[Step]) -> None:
+    names = labels(plan)
+    if found := skews(steps, plan):
+        heading(out, "skew", "how long after the first worker the last one comes to a collective, median")
+        table(
+            out,
+            ["~value", "~op", "~most often last", ">in steps", ">after the first"],
+            [
+                (
+                    names[skew.instruction].name[:_WIDE],
+                    names[skew.instruction].op,
+                    coordinates(trace.mesh, skew.last),
+                    f"{skew.times} of {skew.runs}",
+                    duration(skew.late / 1e9),
+                )
+                for skew in found[:8]
+            ],
+        )
 
 
 def _percent(part: float, whole: float) -> str:

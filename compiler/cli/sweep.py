@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch.compiler.cli.compile import passes_shown
 from monarch.compiler.cli.load import LoadedProgram, load_program
-from monarch.compiler.cli.screen import amount, console, duration, heading, line, plain, print_json, size, table
+from monarch.compiler.cli.screen import amount, console, count, duration, heading, line, plain, print_json, size, table
 from monarch.compiler.cli.values import read_mesh, read_pairs
 from monarch.compiler.cost.cluster import Cluster, cluster_of, load_cluster
 from monarch.compiler.errors import MonarchError
@@ -20,6 +20,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.estimate import Estimate, estimate
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import save_plan
+from monarch.compiler.search.find import Answer, find_layouts
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.states import StateKey
 from monarch.compiler.text import parse_layout
@@ -48,54 +49,87 @@ def sweep(
     mesh: list[str] | None,
     machine: list[str] | None,
     layout: list[str] | None,
+    auto: bool,
     memory_limit: str | None,
     arg: list[str] | None,
     keep: Path | None,
     as_json: bool,
 ) -> None:
-    """Print a line for each combination of a mesh, a machine and layouts."""
+    """Print a line for each combination of a mesh, a machine and layouts; with `auto` for the layouts that are found
+    there, those of `--layout` given, and for the usual ones."""
     clusters = [load_cluster(name) for name in machine or ()]
-    layouts = ["", *(layout or ())]
+    layouts = [";".join(layout or ())] if auto else ["", *(layout or ())]
     read = {text: _overrides(text) for text in layouts}
     given = read_pairs(arg, "--arg")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
     if keep is not None and not keep.is_dir():
         raise MonarchError(f"--keep {keep}: no such folder", hint=f"make it first: mkdir {keep}.")
     rows: list[Row] = []
+    answers: list[tuple[Row, Answer]] = []
     with passes_shown(False) as (say, _):
         for text in mesh or ("",):
             say(f"tracing {program}" + (f" on {text}" if text else ""))
             loaded = load_program(program, read_mesh(text or None), given)
+            if limit is not None:
+                loaded = loaded.limited(limit)
             for cluster, changed in product(clusters or [cluster_of(loaded.options.target)], layouts):
+                asked = _asked(loaded, cluster, changed, limit)
+                laid = replace(loaded, graph=with_layouts(loaded.graph, read[changed]))
+                if auto:
+                    say(f"searching layouts for {loaded.mesh} on {cluster.name}")
+                    found, answer = _auto(laid, cluster, asked, read[changed], keep)
+                    rows += found
+                    answers += [] if answer is None else [(found[-1], answer)]
+                    continue
                 say(f"compiling for {loaded.mesh} on {cluster.name}")
-                rows.append(_row(loaded, cluster, changed, read[changed], limit, keep))
+                rows.append(_row(laid, cluster, asked, keep))
     if as_json:
-        print_json({"program": program, "rows": [_data(row) for row in rows]})
+        more = {"auto": [_answer(row, answer) for row, answer in answers]} if auto else {}
+        print_json({"program": program, "rows": [_data(row) for row in rows], **more})
     else:
         _show(rows, program)
+        for row, answer in answers:
+            _show_answer(row, answer)
 
 
-def _row(
-    loaded: LoadedProgram,
-    cluster: Cluster,
-    text: str,
-    overrides: list[tuple[str, str]],
-    limit: int | None,
-    keep: Path | None,
-) -> Row:
-    sizes = ",".join(f"{name}={size_}" for name, size_ in loaded.mesh.dims) or "one worker"
-    most = limit if limit is not None else cluster.memory
-    asked = Row(sizes, cluster.name, text, most, None)
-    changed = replace(
-        loaded,
-        graph=with_layouts(loaded.graph, overrides),
-        options=replace(loaded.options, memory_limit=limit if limit is not None else loaded.options.memory_limit),
-    )
+def _row(loaded: LoadedProgram, cluster: Cluster, asked: Row, keep: Path | None) -> Row:
     try:
-        plan = changed.compile(cluster.target, cluster=cluster, binaries=False)
+        plan = loaded.compile(cluster.target, cluster=cluster, binaries=False)
     except MonarchError as error:
         return replace(asked, error=error.message)
     return replace(asked, found=estimate(plan, cluster), plan=_kept(plan, keep, asked))
+
+
+def _asked(loaded: LoadedProgram, cluster: Cluster, text: str, limit: int | None) -> Row:
+    sizes = ",".join(f"{name}={size_}" for name, size_ in loaded.mesh.dims) or "one worker"
+    memory = cluster.shared(loaded.mesh.workers).memory
+    return Row(sizes, cluster.name, text, limit if limit is not None else memory, None)
+
+
+def _auto(
+    loaded: LoadedProgram, cluster: Cluster, asked: Row, overrides: list[tuple[str, str]], keep: Path | None
+) -> tuple[list[Row], Answer | None]:
+    """The candidates of a search, the chosen one last. Layouts that were given bind it."""
+    graph = loaded.graph
+    bound = {
+        label
+        for label in graph.states
+        for pattern, _ in overrides
+        if fnmatchcase(StateKey.of(label).parameter, pattern)
+    }
+    try:
+        answer = find_layouts(graph, cluster, loaded.options, bound=frozenset(bound))
+    except MonarchError as error:
+        return [replace(asked, error=error.message + (f"\n{error.hint}" if error.hint else ""))], None
+    rows = [
+        replace(asked, layout=each.name, found=each.estimate, error=each.error)
+        for each in sorted(answer.candidates, key=lambda each: each is answer.chosen)
+    ]
+    if keep is not None:
+        chosen = replace(loaded, graph=answer.chosen.layouts.on(graph), options=answer.options)
+        plan = chosen.compile(cluster.target, cluster=cluster, binaries=False)
+        rows[-1] = replace(rows[-1], plan=_kept(plan, keep, rows[-1]))
+    return rows, answer
 
 
 def _kept(plan: Plan, folder: Path | None, row: Row) -> str:
@@ -154,6 +188,23 @@ def with_layouts(graph: Graph, overrides: list[tuple[str, str]]) -> Graph:
     return graph
 
 
+def _answer(row: Row, answer: Answer) -> dict[str, Any]:
+    laid = answer.chosen.layouts
+    return {
+        "mesh": row.mesh,
+        "machine": row.machine,
+        "chosen": answer.chosen.name,
+        "parameters": {label: str(each) for label, each in laid.states.items() if not StateKey.of(label).role},
+        "inputs": {str(position): str(layout) for position, layout in laid.inputs.items()},
+        "values": {name: str(layout) for name, layout in laid.values.items()},
+        "recomputed": answer.chosen.recomputed,
+        "why": list(answer.why),
+        "seconds": answer.seconds,
+        "solving": answer.solving,
+        "exact": answer.exact,
+    }
+
+
 # -- printing ----------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +230,18 @@ def _show(rows: list[Row], program: str) -> None:
     table(out, columns, cells)
     for text in _words(rows, best):
         line(out, f"  {text}")
+
+
+def _show_answer(row: Row, answer: Answer) -> None:
+    """The layouts, and why."""
+    took = f"in {duration(answer.seconds)}, of which the solver took {duration(answer.solving)}"
+    out = console()
+    more = "" if answer.exact else "; the solver's time was up, and there may be better ones"
+    heading(out, f"{row.mesh} on {row.machine}", f"{answer.chosen.name}, {took}{more}")
+    for text in answer.why:
+        line(out, f"  {text}")
+    if answer.chosen.recomputed:
+        line(out, f"  {count(answer.chosen.recomputed, 'op')} computed again rather than kept")
 
 
 def _seconds(row: Row) -> float:

@@ -119,6 +119,19 @@ class Settings(SettingsBase):
         256 << 20,
         "The memory for what a mesh's workers measure while they are profiled; each takes from 1 MiB to 32 MiB of it.",
     )
+    live = Setting(
+        Flag(),
+        False,
+        "Whether `monarch dashboard` and `monarch top` find a program as soon as it has workers or actors, without its"
+        " calling `monarch.dashboard()`.",
+        local=True,
+    )
+    telemetry_memory = Setting(
+        Size(1 << 20, 1 << 40),
+        64 << 20,
+        "The most memory that each host's tables of telemetry take, where `TelemetryConfig` says nothing else."
+        " The oldest rows go first.",
+    )
     codec_max_frame_length = Setting(
         Size(64 << 10, 1 << 50),
         16 << 30,
@@ -152,6 +165,12 @@ class Settings(SettingsBase):
         "How long a host, or a host's controller, may be silent before it counts as lost, where `monarch.hosts` is not"
         " given a `timeout`. Who comes back before (a link that was down, Ctrl-Z, a held GIL) goes on as if nothing"
         " had been.",
+    )
+    host_reconnect = Setting(
+        Duration("0s", "1h"),
+        5.0,
+        "How long a host and its controller wait for a new connection where theirs is reset or closed, so that nothing"
+        " is lost; with 0s, not at all. The processes of a controller that was killed stay on its hosts so long.",
     )
     host_spawn_ready_timeout = Setting(
         Duration("1s", "1d"),

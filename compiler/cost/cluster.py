@@ -8,7 +8,9 @@ A cluster is described by a small TOML file. Those that ship stand in `clusters/
     memory = "80GB"               # of a worker
     memory_bandwidth = 3.35e12    # bytes a second, where it is not the target's
     flops = { bf16 = 989e12 }     # operations a second, of dtypes in which it is not the target's
+    attention = 0.6               # the part of these operations a second that attention comes to, where it is not 1
     start = 4e-6                  # seconds to start an op, where it is not the target's
+    cores = 2                     # of a host, where more workers than these share them; else each has its own
 
     [[links]]                     # the innermost first
     within = "a host"
@@ -63,6 +65,7 @@ class Cluster:
     `machine`  what one worker can do
     `memory`   the bytes that a worker may hold; None where nobody has said
     `levels`   its links, the innermost first
+    `cores`    how many workers of a host compute at once, each at the machine's rates; None where all do
     """
 
     name: str
@@ -72,6 +75,25 @@ class Cluster:
     machine: Machine
     memory: int | None
     levels: tuple[Level, ...]
+    cores: int | None = None
+
+    def share(self, workers: int) -> float:
+        """How many times as long ops take where so many workers compute at once and share the cores: 4.0 for eight
+        workers of a host with two."""
+        return 1.0 if self.cores is None else max(1.0, min(workers, self.levels[0].workers or workers) / self.cores)
+
+    def shared(self, workers: int) -> Cluster:
+        """The same for a program of so many workers: ops and collectives within a host take longer by their `share`,
+        and a worker may hold the less."""
+        share = self.share(workers)
+        inner = replace(self.levels[0], link=self.levels[0].link.slower(share))
+        return replace(
+            self,
+            machine=self.machine.slower(share),
+            memory=None if self.memory is None else int(self.memory / share),
+            levels=(inner, *self.levels[1:]),
+            cores=None,
+        )
 
     def fans(self, mesh: MeshSpec, mesh_dims: Sequence[str]) -> tuple[int, ...]:
         """How a collective over these mesh dims spreads: for each level, of how many groups of the level below (of
@@ -157,7 +179,7 @@ class _Wrong(Exception):
 
 
 def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
-    known = {"description", "sources", "target", "memory", "memory_bandwidth", "flops", "start", "links"}
+    known = set("description sources target memory memory_bandwidth flops attention start cores links".split())
     if unknown := sorted(data.keys() - known):
         raise _Wrong(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
     target = data.get("target")
@@ -166,6 +188,8 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
     machine = MACHINES[target]
     if "memory_bandwidth" in data:
         machine = replace(machine, memory=_number(data, "memory_bandwidth"))
+    if "attention" in data:
+        machine = replace(machine, attention=_number(data, "attention"))
     if "start" in data:
         machine = replace(machine, start=_number(data, "start"))
     if "flops" in data:
@@ -183,7 +207,9 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
             raise _Wrong(
                 f"{outer.within} has {outer.workers} workers, which {inner.workers} of {inner.within} do not divide"
             )
-    memory = data.get("memory")
+    memory, cores = data.get("memory"), data.get("cores")
+    if cores is not None and (type(cores) is not int or cores < 1):
+        raise _Wrong(f"cores = {cores!r}, which is not a number of cores")
     return Cluster(
         name=name,
         description=str(data.get("description", "")),
@@ -192,6 +218,7 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
         machine=replace(machine, link=levels[0].link),
         memory=None if memory is None else parse_bytes(memory, "memory"),
         levels=levels,
+        cores=cores,
     )
 
 

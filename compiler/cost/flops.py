@@ -23,8 +23,11 @@ def matrix_flops(packet: object, operands: Sequence[tuple[int, ...]], results: S
         return 2.0 * math.prod(results[0]) * math.prod(operands[1][1:])
     if packet is aten.convolution_backward:
         return 4.0 * math.prod(operands[0]) * math.prod(operands[2][1:])
-    name = str(packet)
-    if "scaled_dot_product" in name:
+    if is_attention(packet):
         query = next(shape for shape in operands if len(shape) == 4)
-        return (10.0 if "backward" in name else 4.0) * math.prod(query) * query[-2]
+        return (10.0 if "backward" in str(packet) else 4.0) * math.prod(query) * query[-2]
     return 0.0
+
+
+def is_attention(packet: object) -> bool:
+    return "scaled_dot_product" in str(packet)

@@ -10,7 +10,7 @@ all of that; the estimate is for comparing values of one plan, and plans for one
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -28,6 +28,10 @@ class Link:
     latency: float
     message: float = 0.0
 
+    def slower(self, times: float) -> Link:
+        """One on which all takes so many times as long."""
+        return Link(self.bandwidth / times, self.latency * times, self.message * times)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -38,6 +42,7 @@ class Machine:
     `link`      to the other workers of its host: its latency is that of a collective of no bytes at all (what a
                 collective takes is `cluster.Cluster`'s to say)
     `start`     seconds to start an op
+    `attention` the part of `flops` that attention comes to: between its products it computes exponentials
     `processors`  multiprocessors (of a GPU), and
     `shared`      the bytes of each one's own memory that one program may take
     """
@@ -48,6 +53,14 @@ class Machine:
     start: float
     processors: int = 1
     shared: int = 0
+    attention: float = 1.0
+
+    def slower(self, times: float) -> Machine:
+        """One on which all takes so many times as long."""
+        flops = {dtype: rate / times for dtype, rate in self.flops.items()}
+        return replace(
+            self, flops=flops, memory=self.memory / times, link=self.link.slower(times), start=self.start * times
+        )
 
     def rate(self, dtype: torch.dtype) -> float:
         """Floating-point operations a second in `dtype`."""

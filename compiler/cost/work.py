@@ -11,7 +11,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.cost.cluster import Cluster
-from monarch.compiler.cost.flops import matrix_flops
+from monarch.compiler.cost.flops import is_attention, matrix_flops
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
@@ -92,4 +92,5 @@ def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> tupl
     if not flops and not is_view(node.target) and dtype.is_floating_point:
         flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
     moved = sum(local_bytes(graph, each) for each in (*operands, *made))
-    return flops, moved, machine.op_seconds(dtype, flops, moved), 0
+    peak = machine.attention if is_attention(packet) else 1.0
+    return flops, moved, machine.op_seconds(dtype, flops / peak, moved), 0

@@ -4,6 +4,12 @@
     Place     a mesh's workers have started, or run nothing any more
     Span      the controller has done something for a mesh
     Failure   a step has failed on the workers, or a mesh is lost
+    Spawned   a mesh of processes or of actors has been spawned
+    Status    an actor or a process has started, or has ended
+    Handled   an actor has handled a message
+    Fault     an actor has failed, and what owns it is told
+    Timed     a block of the user's has run (`monarch.actor.span`)
+    Metric    a number of the user's (`monarch.actor.get_meter`, `monarch.log`)
 
     stop = subscribe(sink, Span, Failure)
     ...
@@ -17,6 +23,7 @@ comes as a `Trace`, once it is asked for.
 
 from __future__ import annotations
 
+import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -26,6 +33,7 @@ from typing import Any
 
 from monarch.compiler.config import settings
 from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.execution import watching
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.types import MeshSpec
 
@@ -52,7 +60,8 @@ class Place:
 @dataclass(frozen=True)
 class Span:
     """The controller has given the workers of a mesh a command, or waited for them: "load", "put", "run", "fetch",
-    "wait". `number` is the command's, for a load the plan's. Times are CLOCK_MONOTONIC's, in nanoseconds."""
+    "wait"; or it has got a program ready for them: "trace", "compile". `number` is the command's, for a load the
+    plan's, and -1 where workers were asked for nothing. Times are CLOCK_MONOTONIC's, in nanoseconds."""
 
     executor: Executor
     kind: str
@@ -71,7 +80,91 @@ class Failure:
     error: DeviceMeshError
 
 
-Event = Log | Place | Span | Failure
+@dataclass(frozen=True)
+class Spawned:
+    """A mesh has been spawned: of "processes" or of "actors" (`kind`), with these dims."""
+
+    kind: str
+    id: str
+    name: str
+    shape: str
+    size: int
+
+
+@dataclass(frozen=True)
+class Status:
+    """An actor ("Created", "Idle", "Stopped", "Failed") or a process ("Stopped", "Failed") has another status.
+
+    `mesh`    the id of the mesh that it is in, and `rank` its place there
+    `name`    for people: "trainers[3]", "procs gpus=3"
+    `cls`     an actor's class, with its module
+    `reason`  why it ended
+    """
+
+    kind: str
+    mesh: str
+    rank: int
+    name: str
+    status: str
+    cls: str = ""
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Handled:
+    """An actor (`mesh` and `rank` as in `Status`) has handled a message. Times are CLOCK_MONOTONIC's, in nanoseconds.
+
+    `queued`  how many messages waited behind it when it was done
+    `well`    whether the endpoint returned
+    """
+
+    mesh: str
+    rank: int
+    actor: str
+    endpoint: str
+    sender: str
+    start: int
+    end: int
+    queued: int
+    well: bool
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An actor has failed, and its owner in this process is told: `name` for people, why, and all that is known."""
+
+    name: str
+    reason: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A block of the user's has run in this process, in `actor` ("": in none). Times are CLOCK_MONOTONIC's, in
+    nanoseconds; `parent` is the number of the block around it, 0 where there is none."""
+
+    name: str
+    actor: str
+    start: int
+    end: int
+    number: int
+    parent: int
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number: of an instrument ("counter", "up_down_counter", "histogram", "gauge"), or one that was logged ("log"),
+    at `step`. `attributes` is JSON."""
+
+    kind: str
+    name: str
+    value: float
+    unit: str = ""
+    attributes: str = "{}"
+    step: int | None = None
+
+
+Event = Log | Place | Span | Failure | Spawned | Status | Handled | Fault | Timed | Metric
 Sink = Callable[[Any], object]
 
 _sinks: dict[type, tuple[Sink, ...]] = {}
@@ -90,6 +183,15 @@ def subscribe(sink: Sink, *kinds: type[Event]) -> Callable[[], None]:
             _sinks[kind] = tuple(known for known in _sinks[kind] if known is not key)
 
     return stop
+
+
+def _forget() -> None:
+    """A forked process tells its own events: who listened to its parent's hears nothing of them."""
+    _sinks.clear()
+
+
+if hasattr(os, "register_at_fork"):  # where processes can be forked
+    os.register_at_fork(after_in_child=_forget)
 
 
 def heard(kind: type[Event]) -> bool:
@@ -127,6 +229,7 @@ def say(topic: str, text: str) -> None:
 def started(executor: Executor) -> None:
     """An executor says that its workers have been started."""
     _running.add(executor)
+    watching.begin()
     tell(Place(executor, True))
 
 

@@ -209,6 +209,11 @@ class Resizable(Protocol):
         """Whether the controller placed a value, and places it again where it is lost."""
         ...
 
+    def take_hosts(self, shape: Shape) -> bool:
+        """Have workers of that shape that hold no values, and share a host with others, go to hosts that have joined,
+        where there are such. Then the mesh counts as lost until it is healed: whether it does. Waits for its steps."""
+        ...
+
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
         """Copy the values to workers that a mesh of another shape has and that lack them. They are the same along all
         mesh dims of which the two have other sizes. Waits for it; raises DeviceMeshError."""

@@ -5,14 +5,18 @@ complete events (X), which nest on a lane, counters (C), flows (s and f) and nam
 
     the controller    a process; lanes of its commands, as many as overlap (several threads may give commands)
     each worker       a process, named with its coordinates: its steps and other commands; compute; communication
+    arrows            from a command to its step on each worker; and at a collective, from the worker that came last to
+                      each that waited for it
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 from typing import Any
 
 from monarch.compiler.inspect.labels import Label, labels
+from monarch.compiler.inspect.timeline import meetings
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Command, Handled, Step, Trace
 
@@ -50,6 +54,7 @@ def events(trace: Trace, plans: Sequence[Plan | None]) -> Iterator[Event]:
         yield from _process(1 + worker, f"worker {worker}" + (f": {where}" if where else ""))
         for lane, name in LANES.items():
             yield _named("thread_name", 1 + worker, lane, name)
+    flows = count()
     work: list[Step | Handled] = [*trace.steps, *trace.handled]
     for each in sorted(work, key=lambda each: (each.worker, each.start, -each.end)):
         if isinstance(each, Handled):
@@ -57,7 +62,18 @@ def events(trace: Trace, plans: Sequence[Plan | None]) -> Iterator[Event]:
         else:
             yield from _step(trace, each, names[each.plan])
             if each.number in lane_of_run:
-                yield from _arrow(trace, each, *lane_of_run[each.number])
+                command, lane = lane_of_run[each.number]
+                end = (1 + each.worker, STEPS, each.start)
+                yield from _arrow("command", "command", next(flows), (CONTROLLER, 1 + lane, command.start), end)
+    for at, (plan, known) in enumerate(zip(plans, names, strict=True)):
+        if plan is None:
+            continue
+        for meeting in meetings([step for step in trace.steps if step.plan == at], plan):
+            came = meeting.spans[meeting.last].start
+            for worker, span in meeting.spans.items():
+                if worker != meeting.last and came < span.end:
+                    start, end = ((1 + each, COMMUNICATION, came) for each in (meeting.last, worker))
+                    yield from _arrow(_label(known, meeting.instruction).name, "collective", next(flows), start, end)
 
 
 def _step(trace: Trace, step: Step, names: Sequence[Label] | None) -> Iterator[Event]:
@@ -83,11 +99,12 @@ def _label(names: Sequence[Label] | None, instruction: int) -> Label:
     return Label(f"instruction {instruction}", "")
 
 
-def _arrow(trace: Trace, step: Step, command: Command, lane: int) -> Iterator[Event]:
-    """From the command to the step. An arrow has one end, so there is one for each worker."""
-    flow: Event = {"name": "command", "cat": "command", "id": step.number * trace.mesh.workers + step.worker}
-    yield {"ph": "s", **flow, "pid": CONTROLLER, "tid": 1 + lane, "ts": _us(command.start)}
-    yield {"ph": "f", "bp": "e", **flow, "pid": 1 + step.worker, "tid": STEPS, "ts": _us(step.start)}
+def _arrow(
+    name: str, kind: str, number: int, start: tuple[int, int, int], end: tuple[int, int, int]
+) -> Iterator[Event]:
+    """Between spans, each given by process, lane and a time within it. An arrow has one end."""
+    for phase, (pid, tid, at) in ({"ph": "s"}, start), ({"ph": "f", "bp": "e"}, end):
+        yield {**phase, "name": name, "cat": kind, "id": number, "pid": pid, "tid": tid, "ts": _us(at)}
 
 
 def _process(pid: int, name: str) -> Iterator[Event]:

@@ -117,4 +117,9 @@ def schedule_text(facts: Any) -> str:
     )
     if isinstance(held, list) and held:
         text += f"; activations of {', '.join(map(str, held))} microbatches at most, by mesh"
+    barriers = facts.get("barriers")
+    if isinstance(barriers, list) and barriers:
+        where = [f"{op} (stage {stage})" for stage, op in barriers]
+        more = f" and {len(where) - 4} more" * (len(where) > 4)
+        text += f"; all {facts.get('microbatches')} wait for one another in {', '.join(where[:4])}{more}"
     return text

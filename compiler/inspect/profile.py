@@ -11,6 +11,7 @@ from typing import Protocol
 from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.compiler.execution.events import Place, running, subscribe
 from monarch.compiler.execution.executor import Executor, Undo
+from monarch.compiler.execution.reports import want_no_reports, want_reports
 from monarch.compiler.inspect.trace import save_trace
 from monarch.compiler.plan.trace import Trace
 
@@ -61,11 +62,12 @@ class Profile:
             self._only = self._mesh.executor.whole
         # Also with a mesh of its own, for what is compiled while anything is watched says what it knows of its values.
         try:
+            want_reports(self)
             self._unsubscribe = subscribe(self._heard, Place)
             for executor in running():
                 self._start(executor)
         except BaseException:
-            self._unsubscribe()
+            self._end()
             self._stop()
             raise
         return self
@@ -81,6 +83,10 @@ class Profile:
             executor.trace_start()
             self._traced.append(executor)
 
+    def _end(self) -> None:
+        want_no_reports(self)
+        self._unsubscribe()
+
     def _stop(self) -> list[Trace]:
         traced, self._traced = self._traced, []
         return [executor.trace_stop() for executor in traced]
@@ -88,7 +94,7 @@ class Profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._unsubscribe()
+        self._end()
         self.traces = tuple(trace for trace in self._stop() if trace.steps or trace.commands)
         if self.path is not None:
             paths = [self.path, *(_numbered(self.path, at) for at in range(2, len(self.traces) + 1))]

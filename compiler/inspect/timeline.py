@@ -6,8 +6,8 @@ Pure functions of a trace and its plans. All times are nanoseconds.
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from monarch.compiler.ops import OPS
@@ -36,6 +36,38 @@ class Stretch:
     instruction: int
     start: int
     end: int
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """A group of workers at a collective of one step: their spans by worker, in the order in which they came."""
+
+    instruction: int
+    spans: dict[int, Span]
+
+    @property
+    def last(self) -> int:
+        """The worker for which the others waited."""
+        return list(self.spans)[-1]
+
+    @property
+    def skew(self) -> int:
+        """How long after the first worker the last one came."""
+        starts = [span.start for span in self.spans.values()]
+        return starts[-1] - starts[0]
+
+
+@dataclass(frozen=True)
+class Skew:
+    """A collective of one group of workers over all steps: `last` came last most often, in `times` of `runs` steps;
+    `late` is the median of how long after the first worker the last one came, whoever that was."""
+
+    instruction: int
+    workers: tuple[int, ...]
+    last: int
+    times: int
+    runs: int
+    late: float
 
 
 @dataclass(frozen=True)
@@ -151,6 +183,43 @@ def collective_dims(plan: Plan, instruction: int) -> tuple[str, ...] | None:
     if found.op == "wait":
         return dims_of(plan, instruction)
     return tuple(found.kwargs["mesh_dims"] if "mesh_dims" in found.kwargs else found.args[1])
+
+
+def meetings(steps: Sequence[Step], plan: Plan) -> Iterator[Meeting]:
+    """The collectives of a plan's steps, commits among them, at which a whole group was seen: two workers or more."""
+    workers = sorted({step.worker for step in steps})
+    if len(workers) != plan.mesh.workers:  # nobody has seen who is missing
+        return
+    dims = {at: collective_dims(plan, at) for at in range(len(plan.instructions) + 1)}
+    # A part of a program runs on a mesh of its own, whose workers have other numbers there.
+    groups = {
+        at: {tuple(workers[rank] for rank in plan.mesh.group(rank, over)) for rank in range(len(workers))}
+        for at, over in dims.items()
+        if over is not None
+    }
+    seen: defaultdict[tuple[int, int], dict[int, Span]] = defaultdict(dict)
+    for step in steps:
+        for span in step.spans:
+            if span.instruction in groups:
+                seen[step.number, span.instruction][step.worker] = span
+    for (_, instruction), spans in sorted(seen.items()):
+        for group in sorted(groups[instruction]):
+            if len(group) > 1 and all(worker in spans for worker in group):
+                order = sorted(group, key=lambda worker: (spans[worker].start, worker))
+                yield Meeting(instruction, {worker: spans[worker] for worker in order})
+
+
+def skews(steps: Sequence[Step], plan: Plan) -> list[Skew]:
+    """Who comes late to the plan's collectives, the largest median first."""
+    found: defaultdict[tuple[int, tuple[int, ...]], list[Meeting]] = defaultdict(list)
+    for meeting in meetings(steps, plan):
+        found[meeting.instruction, tuple(sorted(meeting.spans))].append(meeting)
+    made = []
+    for (instruction, workers), each in found.items():
+        last, times = Counter(meeting.last for meeting in each).most_common(1)[0]
+        late = statistics.median(meeting.skew for meeting in each)
+        made.append(Skew(instruction, workers, last, times, len(each), late))
+    return sorted(made, key=lambda skew: -skew.late)
 
 
 def shares(trace: Trace, plans: Sequence[Plan | None]) -> dict[int, Shares]:

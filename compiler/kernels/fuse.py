@@ -20,9 +20,10 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
+from monarch.compiler.alike import Memo
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import MACHINES
-from monarch.compiler.graph import Graph, args_of, is_of_named_size, provenance
+from monarch.compiler.graph import SIZED, Graph, args_of, is_of_named_size, provenance
 from monarch.compiler.kernels.lower import Group, LoweringContext, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
@@ -30,7 +31,7 @@ from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Statement, Store
-from monarch.compiler.loops.text import print_checked
+from monarch.compiler.loops.text import parse_kernel, print_checked
 from monarch.compiler.types import VARYING, Layout, TensorType
 
 _CPU = MACHINES["cpu"]
@@ -89,6 +90,11 @@ class FuseKernels(Pass):
         if not found or (when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
             return graph
         return rewritten(parted, [_made(each, fusion.tensors) for each in found])
+
+
+def has_sized(graph: Graph) -> bool:
+    """Whether a graph has a kernel that takes its sizes."""
+    return any(node.target is ops.kernel and parse_kernel(args_of(node)[1]).sized for node in graph.calls)
 
 
 @dataclass
@@ -455,20 +461,29 @@ def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> Made:
     inputs = list(dict.fromkeys(node for group in found.groups for node in group.inputs))
     outputs = [node for group in found.groups for node in group.outputs]
     place = {node: at for at, node in enumerate(inputs)}
-    nests, written = [], len(inputs)
+    numbers, written = [], len(inputs)
     for group in found.groups:
-        numbers = [place[node] for node in group.inputs]
-        numbers += range(written, written + len(group.outputs))
+        numbers.append((*(place[node] for node in group.inputs), *range(written, written + len(group.outputs))))
         written += len(group.outputs)
-        nests.append(replace(group.nest, body=tuple(_rebound(statement, numbers) for statement in group.nest.body)))
-    kernel = Kernel(
-        _name(found.nodes, len(found.groups)),
-        tuple(tensors[node] for node in inputs),
-        tuple(tensors[node] for node in outputs),
-        tuple(nests),
-    )
-    check_kernel(kernel)
-    return Made(kernel, inputs, outputs, found.nodes, found.nodes)
+    name = _name(found.nodes, len(found.groups))
+    buffers = tuple([tensors[node] for node in inputs]), tuple([tensors[node] for node in outputs])
+    nests = [group.nest for group in found.groups]  # groups that are alike have one
+    sized = any(SIZED in node.meta for node in (*found.nodes, *inputs))
+    key = name, buffers, tuple(numbers), tuple(map(id, nests)), sized
+    known = _KERNELS.get(key)
+    if known is None:
+        bound = [
+            replace(nest, body=tuple([_rebound(statement, to) for statement in nest.body]))
+            for nest, to in zip(nests, numbers, strict=True)
+        ]
+        kernel = Kernel(name, *buffers, tuple(bound), sized)
+        check_kernel(kernel)
+        known = _KERNELS.keep(key, (kernel, nests))
+    return Made(known[0], inputs, outputs, found.nodes, found.nodes)
+
+
+_KERNELS: Memo[tuple[Kernel, list[Nest]]] = Memo(1024)
+"""Kernels of groups that are alike, as those of equal layers are; and their nests, whose ids are in the keys."""
 
 
 def alone(node: fx.Node, context: LoweringContext) -> Made | None:

@@ -15,13 +15,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from monarch.compiler.graph import Graph, args_of, is_of_named_size, provenance, tensor_type
+from monarch.compiler.graph import SIZED, Graph, args_of, is_of_named_size, provenance, tensor_type
 from monarch.compiler.kernels.lower.values import arguments, is_lowered, is_transparent, key_of
 from monarch.compiler.types import Layout, TensorType
 
 aten = torch.ops.aten
 
-CHEAP = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.neg.default, aten._to_copy.default}
+CHEAP = {
+    getattr(getattr(aten, name), overload)
+    for name, overload in (
+        *((name, "Tensor") for name in ("add", "sub", "mul", "div")),
+        *(("neg", "default"), ("_to_copy", "default"), ("masked_fill", "Scalar")),
+    )
+}
 """Ops that cost less than to move what they give."""
 
 ROW = 8
@@ -238,7 +244,7 @@ def _asks_for_shape(node: fx.Node) -> bool:
 def _hand_on(node: fx.Node, made: fx.Node) -> None:
     """What sentences say of a value holds for the one that takes its place."""
     made.meta.update(
-        {name: node.meta[name] for name in ("key", "stands_for", "named", "decisions") if name in node.meta}
+        {name: node.meta[name] for name in ("key", "stands_for", "named", "decisions", SIZED) if name in node.meta}
     )
 
 

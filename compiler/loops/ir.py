@@ -271,13 +271,16 @@ class Nest:
         """The stores that add up."""
         return tuple(statement for statement in self.body if isinstance(statement, Store) and statement.sums)
 
-    def touches(self) -> Iterator[tuple[Load | Store, int]]:
+    @cached_property
+    def touches(self) -> tuple[tuple[Load | Store, int], ...]:
         """The loads and stores, and how many elements each comes to."""
+        found: list[tuple[Load | Store, int]] = []
         for statement, along in zip(self.body, self.varies, strict=True):
             if isinstance(statement, Load | Store):
                 if isinstance(statement, Store):
                     along = _moving(statement.index, self.dims)
-                yield statement, math.prod(self.dims[dim] for dim in along)
+                found.append((statement, math.prod(self.dims[dim] for dim in along)))
+        return tuple(found)
 
 
 def varies_along(
@@ -307,12 +310,14 @@ def _moving(index: Index, dims: tuple[int, ...]) -> frozenset[int]:
 @dataclass(frozen=True)
 class Kernel:
     """Buffers are numbered: the inputs, then the outputs. Outputs are fresh memory of their own, every element of which
-    is stored once, except where the caller passes an input's memory for one (see `may_overwrite`)."""
+    is stored once, except where the caller passes an input's memory for one (see `may_overwrite`). What is generated
+    for a kernel that is `sized` takes its sizes as arguments, and serves all kernels that differ in nothing else."""
 
     name: str
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     nests: tuple[Nest, ...]
+    sized: bool = False
 
     def buffer(self, number: int) -> Buffer:
         inputs = len(self.inputs)
@@ -393,7 +398,7 @@ def traffic(kernel: Kernel) -> tuple[int, int]:
     """How many bytes it reads and writes at least: every element that it needs once."""
     read: dict[int, int] = {}
     for nest in kernel.nests:
-        for statement, elements in nest.touches():
+        for statement, elements in nest.touches:
             if isinstance(statement, Load):
                 read[statement.buffer] = read.get(statement.buffer, 0) + elements
     return (

@@ -35,7 +35,7 @@ def print_kernel(kernel: Kernel, *, lines: bool = True) -> str:
     """The kernel as text; without its source lines where `lines` is false, which then says only what it computes."""
     inputs = ", ".join(f"a{i}: {_buffer(buffer)}" for i, buffer in enumerate(kernel.inputs))
     outputs = ", ".join(f"b{i}: {_buffer(buffer)}" for i, buffer in enumerate(kernel.outputs))
-    text = [f"kernel {kernel.name}({inputs}) -> ({outputs})"]
+    text = [f"{'sized ' if kernel.sized else ''}kernel {kernel.name}({inputs}) -> ({outputs})"]
     for number, nest in enumerate(kernel.nests):
         kept = ", ".join(map(str, nest.kept))
         reduced = ", ".join(map(str, nest.dims[len(nest.kept) :]))
@@ -81,7 +81,7 @@ def _statement(statement: Statement, dtype: torch.dtype | None, inputs: int) -> 
 # A kernel of an optimizer's updates has thousands of statements, and every worker reads it: one expression a line reads
 # them ten times as fast as a parser of tokens.
 _NUMBERS = r"\[([\d, ]*)\]"
-_HEAD = re.compile(r"kernel ([A-Za-z_]\w{0,99})\((.*)\) -> \((.*)\)", re.ASCII)
+_HEAD = re.compile(r"(sized )?kernel ([A-Za-z_]\w{0,99})\((.*)\) -> \((.*)\)", re.ASCII)
 _BUFFER = re.compile(rf"([ab])(\d{{1,6}}): (\w{{1,8}}){_NUMBERS}(?: strides {_NUMBERS})?", re.ASCII)
 _NEST = re.compile(r"nest \[([\d, ]*?)(?: \| ([\d, ]+))?\] \{", re.ASCII)
 _LINE = re.compile(r"%(\d{1,6}) = (.*?)(?:  # (.*))?", re.ASCII)
@@ -138,12 +138,12 @@ class _Reader:
         head = _HEAD.fullmatch(self.next() or "")
         if head is None:
             self.fail("it has to begin with kernel NAME(INPUTS) -> (OUTPUTS)")
-        inputs, outputs = self.buffers(head[2], "a"), self.buffers(head[3], "b")
+        inputs, outputs = self.buffers(head[3], "a"), self.buffers(head[4], "b")
         self.inputs = len(inputs)
         nests = []
         while (line := self.next()) is not None:
             nests.append(self.nest(line))
-        return Kernel(head[1], inputs, outputs, tuple(nests))
+        return Kernel(head[2], inputs, outputs, tuple(nests), head[1] is not None)
 
     def buffers(self, text: str, letter: str) -> tuple[Buffer, ...]:
         found = []

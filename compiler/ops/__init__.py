@@ -100,8 +100,8 @@ in_range = _op("in_range", "(indices, rows, ignored)")
 in front of lookups in a dim with padding, whose own check would let an index into the padding pass."""
 
 fill_padding = _op("fill_padding", "(tensor, dim, size, fill, mesh_dims)")
-"""A copy of the tensor in which `fill` stands behind the first `size` elements of `dim`, of which the worker has a
-block along the nested `mesh_dims`."""
+"""The tensor with `fill` behind the first `size` elements of `dim`, of which the worker has a block along the nested
+`mesh_dims`. Plans write zeros over the tensor's own padding where they may (`fill_padding_`), else over a copy's."""
 
 mean_shard = _op("mean_shard", "(tensor, dims, keepdim, count, dtype)")
 """What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by

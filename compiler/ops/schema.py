@@ -13,8 +13,19 @@ from typing import Any
 import torch
 from torch import fx
 
-from monarch.compiler.graph import args_of
-from monarch.compiler.ops import MonarchOp, check, first_only, from_varying, send, shard, to_varying
+from monarch.compiler.graph import args_of, tensor_type
+from monarch.compiler.ops import (
+    MonarchOp,
+    check,
+    constrain,
+    fill_padding,
+    first_only,
+    from_varying,
+    in_range,
+    send,
+    shard,
+    to_varying,
+)
 
 aten = torch.ops.aten
 
@@ -117,8 +128,32 @@ def viewed_operand(node: fx.Node) -> fx.Node | None:
         return None
     if node.target is operator.getitem:
         return viewed_operand(args_of(node)[0])
-    if isinstance(node.target, MonarchOp):
-        shares = node.target in (shard, first_only, check, send, to_varying, from_varying)
+    if node.target is fill_padding:
+        shares = fills_in_place(node)
+    elif isinstance(node.target, MonarchOp):
+        shares = node.target in (shard, first_only, check, in_range, send, to_varying, from_varying)
     else:
         shares = bool(memory_of(node.target).shares)
     return args_of(node)[0] if shares else None
+
+
+_SAME_PADDING = frozenset("view _unsafe_view reshape permute transpose t unsqueeze squeeze detach alias".split())
+"""Views whose padding, and nothing else, is the padding of what they view."""
+
+
+def fills_in_place(fill: fx.Node) -> bool:
+    """Whether a `fill_padding` writes zeros over the padding of its operand, instead of a copy's.
+
+    Padding that is not known to be zero may hold anything for all who read it (`monarch.compiler.passes.padding`), and
+    so zeros too. Integers are left alone: the masks for padding are computed from integers in the padding."""
+    value: fx.Node | None = args_of(fill)[0]
+    if args_of(fill)[3] != 0 or not tensor_type(fill).dtype.is_floating_point:
+        return False
+    while value is not None and (viewed := viewed_operand(value)) is not None:
+        same = value.target in (fill_padding, shard, constrain) or _packet(value) in _SAME_PADDING
+        value = viewed if same else None
+    return value is not None and value.op == "call_function"
+
+
+def _packet(node: fx.Node) -> str:
+    return str(getattr(getattr(node.target, "overloadpacket", None), "__name__", ""))

@@ -90,6 +90,7 @@ class _Alike:
     listed: Memo[list[Alternative]] = field(default_factory=lambda: Memo(4096))
     costs: Memo[list[float]] = field(default_factory=lambda: Memo(4096))
     edges: Memo[np.ndarray] = field(default_factory=lambda: Memo(4096))
+    computing: Memo[float] = field(default_factory=lambda: Memo(4096))
 
     def alternatives(self, node: fx.Node) -> list[Alternative]:
         options = self.options
@@ -103,9 +104,12 @@ class _Alike:
         options = self.options
         if isinstance(options.rules.get(node), RegionRule):
             return _own_costs(options, node, alternatives, 0.0)
-        whole = _compute_cost(options, node)
-        nbytes = options.nbytes(node) if isinstance(node.meta["type"], TensorType) else 0.0
         operands = options.operands[node]
+        shapes = node.target, options.shape_of(node), tuple([options.shape_of(each) for each in operands])
+        whole = self.computing.get(shapes)
+        if whole is None:
+            whole = self.computing.keep(shapes, _compute_cost(options, node))
+        nbytes = options.nbytes(node) if isinstance(node.meta["type"], TensorType) else 0.0
         given = tuple(
             [
                 (at, operands.index(each), *options.reach[each][0], options.nbytes(each), each.meta["kind"])

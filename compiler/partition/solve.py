@@ -11,10 +11,13 @@ from __future__ import annotations
 
 import heapq
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from monarch.compiler.alike import Memo
 
 Table = npt.NDArray[np.float64]
 
@@ -50,18 +53,24 @@ class CostNetwork:
     fixed: set[int] = field(default_factory=set)
     _sizes: list[int] = field(default_factory=list)
     _factors: list[_Factor] = field(default_factory=list)
+    _own: Memo[Table] = field(default_factory=lambda: Memo(1 << 16))
+    _made: Memo[tuple[Table, Table]] = field(default_factory=lambda: Memo(1 << 16))
 
     def variable(self, costs: list[float]) -> int:
         """A new variable with the given cost for each of its alternatives."""
         self._sizes.append(len(costs))
         number = len(self._sizes) - 1
-        self._factors.append(_Factor((number,), np.asarray(costs, dtype=np.float64)))
+        own = tuple(costs)
+        table = self._own.get(own)
+        if table is None:
+            table = self._own.keep(own, np.asarray(costs, dtype=np.float64))
+        self._factors.append(_Factor((number,), table))
         return number
 
     def pair(self, a: int, b: int, costs: Table) -> None:
         """Add costs[i, j] where variable `a` takes alternative i and `b` takes j."""
         if a > b:
-            a, b, costs = b, a, costs.T
+            a, b, costs = b, a, self._made_of(costs, "transposed", lambda table: table.T)
         self._factors.append(_Factor((a, b), costs))
 
     def solve(self) -> list[int]:
@@ -73,9 +82,14 @@ class CostNetwork:
         alive = {v for v, size in enumerate(self._sizes) if size > 1}
         choice = [0] * len(self._sizes)
         undo: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
+        scopes: dict[int, tuple[int, ...]] = {}
+        alike: Memo[tuple[list[_Factor], Table, npt.NDArray[np.intp], Table]] = Memo(1 << 16)
+        """What variables leave that touch the same tables, as those of equal layers do; and these tables."""
 
         def scope_of(v: int) -> tuple[int, ...]:
-            return tuple(sorted({u for factor in touching[v] for u in factor.scope} - {v}))
+            if v not in scopes:
+                scopes[v] = tuple(sorted({u for factor in touching[v] for u in factor.scope} - {v}))
+            return scopes[v]
 
         def size_of(v: int) -> int:
             return self._sizes[v] * math.prod(self._sizes[u] for u in scope_of(v))
@@ -84,9 +98,11 @@ class CostNetwork:
             for factor in old:
                 for u in factor.scope:
                     touching[u] = [other for other in touching[u] if other is not factor]
+                    scopes.pop(u, None)
             if new is not None:
                 for u in new.scope:
                     touching[u].append(new)
+                    scopes.pop(u, None)
 
         heap = [(size_of(v), v) for v in alive]
         heapq.heapify(heap)
@@ -111,16 +127,21 @@ class CostNetwork:
                     replace([factor], _Factor(rest, table) if rest else None)
             else:
                 neighbours = scope_of(v)
-                total = self._sum(touching[v], (*neighbours, v))
+                factors, axes = touching[v], (*neighbours, v)
+                key = tuple([(id(factor.table), *map(axes.index, factor.scope)) for factor in factors])
+                if (found := alike.get(key)) is None:
+                    total = self._sum(factors, axes)
+                    found = alike.keep(key, (factors, total, total.argmin(axis=-1), total.min(axis=-1)))
+                _, total, best, least = found
                 if self.keep:
                     self.buckets.append(Bucket(v, neighbours, total))
-                undo.append((v, neighbours, total.argmin(axis=-1)))
-                replace(list(touching[v]), _Factor(neighbours, total.min(axis=-1)) if neighbours else None)
+                undo.append((v, neighbours, best))
+                replace(factors, _Factor(neighbours, least) if neighbours else None)
             alive.discard(v)
             for u in neighbours:
                 heapq.heappush(heap, (size_of(u), u))
         for v, scope, best in reversed(undo):
-            choice[v] = int(best[tuple(choice[u] for u in scope)])
+            choice[v] = int(best[tuple([choice[u] for u in scope])])
         return choice
 
     def around(self, choice: list[int], v: int) -> list[float]:
@@ -133,8 +154,16 @@ class CostNetwork:
 
     def _without_fixed(self, factor: _Factor) -> _Factor:
         """The factor over those of its variables that have a choice."""
-        free = tuple(v for v in factor.scope if self._sizes[v] > 1)
-        return _Factor(free, factor.table.reshape([self._sizes[v] for v in free]))
+        free = tuple([v for v in factor.scope if self._sizes[v] > 1])
+        if len(free) == len(factor.scope):
+            return factor
+        sizes = tuple([self._sizes[v] for v in free])
+        return _Factor(free, self._made_of(factor.table, sizes, lambda table: table.reshape(sizes)))
+
+    def _made_of(self, table: Table, how: object, make: Callable[[Table], Table]) -> Table:
+        """A table that is made of another: one for all that are made of it so, as equal layers share tables."""
+        key = id(table), how
+        return (self._made.get(key) or self._made.keep(key, (table, make(table))))[1]
 
     def _sum(self, factors: list[_Factor], axes: tuple[int, ...]) -> Table:
         total = np.zeros([self._sizes[v] for v in axes])

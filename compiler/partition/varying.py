@@ -48,7 +48,7 @@ def varying_along(graph: Graph, mesh_dim: str) -> set[fx.Node]:
 def _varies(node: fx.Node, mesh_dim: str, found: set[fx.Node]) -> bool:
     if node.target is operator.getitem:
         return args_of(node)[0] in found
-    varies = any(operand in found for operand in tensor_operands(node))
+    varies = bool(found) and any(operand in found for operand in tensor_operands(node))
     if not begins(node, mesh_dim) and not ends(node, mesh_dim):
         if varies and node.target is ops.constrain and _laid_out(node, mesh_dim) is not None:
             raise LayoutError(
@@ -79,11 +79,11 @@ def ends(node: fx.Node, mesh_dim: str) -> bool:
 
 def strategy_of(node: fx.Node, mesh_dim: str, varying: set[fx.Node]) -> Strategy | None:
     """The one way to run a call that takes or gives values that vary along the mesh dim; None for another call."""
-    operands = tensor_operands(node)
     if ends(node, mesh_dim):
         return Strategy((VARYING,), (args_of(node)[2],), "")
     if node not in varying or node.target is operator.getitem:
         return None
+    operands = tensor_operands(node)
     takes: list[Placement] = [VARYING if operand in varying else None for operand in operands]
     if node.target is ops.to_varying and args_of(node)[1] == mesh_dim and VARYING not in takes:
         takes = [args_of(node)[2]]

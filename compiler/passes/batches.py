@@ -368,6 +368,8 @@ def _carried(merged: Merged, node: fx.Node, products: Sequence[Any]) -> tuple[_S
     if node.target not in (*products, *_RESHAPES, *_DIMS, *_BY_ROWS) and not _is_pointwise(node):
         return None
     for several, made, held in _followed(merged, node):
+        if node.target in _DIMS and None in held:
+            continue  # what is looked up along the merged dim, by an index that has it, is not broadcast along it
         # Rows and columns of batched matrices stay one dim, and so do columns of others.
         if made is not None and made >= 0 and (node.target not in products or made == 0):
             return _Several(made, several.sizes), held

@@ -14,6 +14,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.schema import is_view
+from monarch.compiler.passes.simplify import erase_dead
 from monarch.compiler.states import StateKey
 from monarch.compiler.symbols import example
 
@@ -51,7 +52,7 @@ class SimplifyReductions(Pass):
                     named = (*inner.meta.get("named", ()), *node.meta.get("named", ()))
                     for result in node.users:
                         result.meta.update(reason="; ".join(dict.fromkeys(reasons)), named=named)
-        _erase_dead_collectives(graph)
+        erase_dead(graph)
         return graph
 
 
@@ -83,12 +84,6 @@ def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: o
 
 _KEPT = ("key", "stands_for", "decisions", "named")
 """What of a value's meta is as true of the value that takes its place."""
-
-
-def _erase_dead_collectives(graph: Graph) -> None:
-    for node in reversed(list(graph.calls)):
-        if not node.users and not ops.acts(node.target):
-            graph.fx.erase_node(node)
 
 
 class JoinCollectives(Pass):

@@ -24,7 +24,7 @@ from monarch.compiler.partition.options import Options, find_options
 from monarch.compiler.passes.batches import find_split, keep_split
 from monarch.compiler.rules import Rule
 from monarch.compiler.symbols import scope_of
-from monarch.compiler.types import TensorType
+from monarch.compiler.types import MeshSpec, TensorType
 
 aten = torch.ops.aten
 
@@ -60,6 +60,52 @@ class DecomposeSplit(Pass):
                 for node in split:
                     inline(graph, node)
         return graph
+
+
+class KeepUnevenApart(Pass):
+    """Keep dims apart that views merge where a mesh dim shards the lower of them unevenly, so that it can be padded.
+
+    %l = input 0                              : f32[4, 5@data, 8]        # data=2
+    %x = aten.view(%l, [20, 8])               : f32[20, 8]
+    %y = aten.mm(%x, %w)                      : f32[20, 6]
+    -->
+    %l = input 0                              : f32[4, 5@data, 8]
+    %y = aten.matmul(%l, %w)                  : f32[4, 5, 6]
+
+    `DecomposeSplit` does the same where sizes divide. Here a mesh of one worker, which divides everything, says which
+    views these are: results are the same whichever dims stay apart. Graphs with branches and loops stay as they are.
+    """
+
+    name = "keep-uneven-apart"
+
+    def run(self, graph: Graph, context: Context) -> Graph:
+        if graph.regions:
+            return graph
+        mesh, graph.mesh = graph.mesh, MeshSpec(tuple((name, 1) for name in graph.mesh.names))
+        try:
+            for mesh_dim in mesh.names:
+                while _kept_apart(graph, mesh_dim):
+                    pass
+        finally:
+            graph.mesh = mesh
+        return graph
+
+
+def _kept_apart(graph: Graph, mesh_dim: str) -> bool:
+    """Keep dims apart that views merge and a layout shards, or take composites apart that read what is merged so;
+    whether there were any."""
+    options = find_options(graph, mesh_dim)
+    if keep_split(graph, options):
+        return True
+    merged = find_split(graph, options)
+    split = [
+        node
+        for node in graph.calls
+        if node.target in composites() and node not in options.varying and not merged.isdisjoint(options.operands[node])
+    ]
+    for node in split:
+        inline(graph, node)
+    return bool(split)
 
 
 def _var_mean(

@@ -6,7 +6,8 @@ from torch import fx, ops
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, tensor_type
-from monarch.compiler.ops import acts
+from monarch.compiler.ops.schema import is_view
+from monarch.compiler.passes.simplify import erase_dead
 
 aten = ops.aten
 
@@ -29,13 +30,17 @@ class SimplifyLookups(Pass):
         for node in list(graph.calls):
             if node.target is aten.sum.dim_IntList:
                 _known_sum(graph, node)
-        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or acts(node.target))
+        erase_dead(graph)
         return graph
 
 
 def _known_sum(graph: Graph, node: fx.Node) -> None:
     product, dims, *keep = args_of(node)
-    if keep != [True] or node.kwargs or product.target is not aten.mul.Tensor:
+    if not dims or keep != [True] or node.kwargs:
+        return
+    if _clears_padding(product, dims):
+        product = args_of(product)[0]  # no index is in the padding
+    if product.target is not aten.mul.Tensor:
         return
     one_hot, factor = args_of(product)
     if not isinstance(factor, fx.Node) or one_hot.target is not aten.scatter.value:
@@ -52,3 +57,17 @@ def _known_sum(graph: Graph, node: fx.Node) -> None:
     made.meta.update(node.meta)
     node.replace_all_uses_with(made)
     graph.fx.erase_node(node)
+
+
+def _clears_padding(node: fx.Node, dims: list[int]) -> bool:
+    """Whether a call is what `PadForDivisibility` puts in front of a sum over a dim with padding."""
+    if node.target is not aten.masked_fill.Scalar or len(dims) != 1:
+        return False
+    _, mask, fill = args_of(node)
+    while is_view(mask.target):
+        mask = args_of(mask)[0]
+    type_, dim = tensor_type(node), dims[0]
+    if fill != 0 or not any(type_.padding) or not type_.padding[dim] or mask.target is not aten.ge.Scalar:
+        return False
+    places, size = args_of(mask)
+    return places.target is aten.arange.default and bool(size == type_.unpadded.shape[dim])

@@ -22,6 +22,7 @@ from monarch.compiler.ops.record import find
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.passes.decompose import composites, inline
 from monarch.compiler.passes.drop_padding import resized
+from monarch.compiler.passes.simplify import erase_dead
 from monarch.compiler.rules import LocalCall, Rule, Strategy, localize, replace_operands, rule_for, tensor_operands
 from monarch.compiler.rules.call import Call, dims_of, result_types
 from monarch.compiler.rules.localize import Localized
@@ -83,7 +84,7 @@ class PadForDivisibility(Pass):
 
     def run(self, graph: Graph, context: Context) -> Graph:
         _Pad(graph).run()
-        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or ops.acts(node.target))
+        erase_dead(graph)
         return graph
 
 

@@ -25,11 +25,28 @@ Rows = int | None
 def check_rows(graph: Graph) -> None:
     """Raise ProgramError, with the line, for an op of a model's forward pass that mixes the rows of a microbatch, or of
     which no rule says that it does not. `node.meta["task"]` says which ops these are."""
-    found: dict[fx.Node, Rows | tuple[Rows, ...]] = {}
+    rows = FollowedRows()
     for node in graph.calls:
+        rows.follow(node)
+
+
+class FollowedRows:
+    """Where the rows of the first microbatch are in the values of a model, from op to op."""
+
+    def __init__(self) -> None:
+        self._found: dict[fx.Node, Rows | tuple[Rows, ...]] = {}
+
+    def dim_of(self, node: fx.Node) -> Rows:
+        """The dim of a value that has the rows."""
+        found = self._found.get(node)
+        return None if isinstance(found, tuple) else found
+
+    def follow(self, node: fx.Node) -> None:
+        """Follow the rows through the next op. Raises ProgramError for one of the model that mixes them."""
         task: Task | None = node.meta.get("task")
+        found = self._found
         if task is None or task.microbatch or provenance(node).backward:
-            continue
+            return
         if not task.by_rows:
             found[node] = 0  # rows of the batch, which the model takes
         elif node.target is operator.getitem:
@@ -73,8 +90,9 @@ def _shape_of(node: fx.Node) -> Any:
 def _mixed(node: fx.Node) -> ProgramError:
     return ProgramError(
         f"{op_name(node.target)} mixes the rows of a batch, or has no rule that says that it does not",
-        hint="in microbatches it would see some of them, and give other numbers than for the batch.\nCompute each row "
-        "from itself alone; or say pipeline(…, mixes_rows=True), where each microbatch is mixed by itself;\nor take "
+        hint="in microbatches it would see some of them, and give other numbers than for the batch. All microbatches\n"
+        "can wait for a call of PyTorch's that gives a new tensor: write it so, not in place and not in a function of\n"
+        "its own. Or say pipeline(…, mixes_rows=True), where each microbatch is mixed by itself; or take\n"
         "microbatches=1.",
         source=provenance(node).source,
     )

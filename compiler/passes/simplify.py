@@ -39,8 +39,15 @@ class SimplifyViews(Pass):
                 same = seen.setdefault((node.target, str(args_of(node))), node)
             if same is not None and same is not node:
                 node.replace_all_uses_with(same)
-        graph.fx.eliminate_dead_code(is_impure_node=lambda node: node.op != "call_function" or acts(node.target))
+        erase_dead(graph)
         return graph
+
+
+def erase_dead(graph: Graph) -> None:
+    """Take out the calls that nobody reads and that do nothing else."""
+    for node in reversed(list(graph.calls)):
+        if not node.users and not acts(node.target):
+            graph.fx.erase_node(node)
 
 
 def _same_value(node: fx.Node) -> fx.Node | None:

@@ -35,6 +35,7 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     for name, op in OPS.items()
     if name not in ("constrain", "transfer")
 }
+PARAMETERS["fill_padding_"] = PARAMETERS["fill_padding"]
 """The parameters of each of our ops that a worker runs."""
 
 

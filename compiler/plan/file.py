@@ -128,15 +128,16 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
     plan = _decode(head, program, constants, decoder, rest)
     graph = _load_text(GRAPH, members, decoder)
+    costs = decoder.costs(manifest["costs"])
     plan = replace(
         plan,
         graph=graph,
         traced=_load_text(TRACED, members, decoder),
         report=None if seen is None or plan.parts else _decode_report(seen, plan, decoder),
-        parts=_with_reports(plan.parts, graph, seen, decoder),
+        parts=_with_reports(_with_costs(plan.parts, costs), graph, seen, decoder),
         binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
         sizes=sizes,
-        costs=decoder.costs(manifest["costs"]),
+        costs=costs,
         hash=manifest["hash"],
     )
     if manifest["hash"] != _hash(head, members[PROGRAM], members[CONSTANTS], (members[BINARIES], members[CODE])):
@@ -161,6 +162,16 @@ def _encode_reports(plan: Plan) -> Any:
 
 def _decode_report(seen: Any, plan: Plan, decoder: Decoder) -> Report:
     return decode_report(seen, decoder, plan.mesh, len(plan.instructions), len(plan.sources))
+
+
+def _with_costs(parts: tuple[Part, ...], costs: dict[str, Any]) -> tuple[Part, ...]:
+    """The parts with what each costs alone, where the costs of all have the form that the compiler gives them."""
+    each = costs.get("parts")
+    own = [each.get(part.name) if isinstance(each, dict) else None for part in parts]
+    return tuple(
+        replace(part, plan=replace(part.plan, costs=found)) if isinstance(found, dict) else part
+        for part, found in zip(parts, own, strict=True)
+    )
 
 
 def _with_reports(parts: tuple[Part, ...], graph: str, seen: Any, decoder: Decoder) -> tuple[Part, ...]:

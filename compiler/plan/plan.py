@@ -167,6 +167,16 @@ class Plan:
         return routes(transfer.sent, source, transfer.received, target)
 
     @property
+    def senders(self) -> frozenset[int]:
+        """Where other parts replace state, the parts that do nothing but send for it: neither results nor state of
+        theirs follow from the step, so they need not wait until the others have received."""
+        if not any(self.donated):
+            return frozenset()
+        rest = {transfer.target for transfer in self.transfers} | {spec.part for spec in self.outputs}
+        rest |= {spec.part for spec, donated in zip(self.inputs, self.donated, strict=True) if donated}
+        return frozenset(range(len(self.parts))) - rest
+
+    @property
     def target(self) -> str:
         """What it was compiled for: "cpu", "cuda:90", "gfx942"."""
         return self.options.target

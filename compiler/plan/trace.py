@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.types import MeshSpec
 
-COMMANDS = ("load", "put", "run", "fetch", "wait")
+COMMANDS = ("trace", "compile", "load", "put", "run", "fetch", "wait")
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,8 @@ class Step:
 @dataclass(frozen=True)
 class Command:
     """Something that the controller did, one of COMMANDS. `label` is the plan's or the value's name, and `number` that
-    of the command to the workers: a run's is that of its steps."""
+    of the command to the workers: a run's is that of its steps. What asks nothing of them ("trace" and "compile", of a
+    program) has -1."""
 
     kind: str
     label: str

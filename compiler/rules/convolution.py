@@ -83,6 +83,24 @@ for _n in (2, 3):
 _spatial("pixel_shuffle pixel_unshuffle", 3, 1, linear=True)
 
 
+@sharding_rule("aten.im2col aten.col2im")
+def _columns(call: Call) -> Line:
+    ndims = len(call.shapes[0]), len(call.result)
+    batch = ["n"] if min(ndims) == 3 else []
+    taken, made = (" ".join([*batch, *["_"] * (ndim - len(batch))]) for ndim in ndims)
+    return line(f"{taken} -> {made}", linear=[{0}])
+
+
+@sharding_rule("aten.affine_grid_generator")
+def _affine_grid(call: Call) -> Line:
+    return line(f"n _ _ -> n {' '.join(['_'] * (len(call.result) - 1))}", linear=[{0}])
+
+
+@localizer("aten.affine_grid_generator")
+def _local_affine_grid(call: LocalCall) -> Localized:
+    return call.replace(size=[call.result[0], *call["size"][1:]])
+
+
 @localizer(
     """
     aten.upsample_nearest1d_backward aten.upsample_nearest2d_backward aten.upsample_nearest3d_backward

@@ -259,7 +259,7 @@ def _unbind(call: Call) -> Line:
     return line(f"{operand} -> {', '.join([result] * len(call.results))}", linear=LINEAR)
 
 
-@sharding_rule("aten.split aten.split_with_sizes aten.chunk")
+@sharding_rule("aten.split aten.split_with_sizes aten.chunk aten.unsafe_split aten.unsafe_split_with_sizes")
 def _split(call: Call) -> Line:
     return _whole_dims(call, [dim_of(call["dim"], len(call.shapes[0]))], len(call.results))
 
@@ -286,6 +286,14 @@ def _select_scatter(call: Call) -> Line:
 def _flip(call: Call) -> Line:
     ndim = len(call.shapes[0])
     return _whole_dims(call, [dim_of(dim, ndim) for dim in call["dims"]])
+
+
+@sharding_rule("aten.rot90")
+def _rot90(call: Call) -> Line:
+    ndim = len(call.shapes[0])
+    first, second = (dim_of(dim, ndim) for dim in call["dims"])
+    names = ["_" if dim in (first, second) else name for dim, name in enumerate(factor_names(ndim))]
+    return line(f"{tensor_text(names)} -> {tensor_text(names)}", linear=LINEAR)
 
 
 @sharding_rule("aten.roll")

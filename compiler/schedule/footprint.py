@@ -225,7 +225,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
 
 def _gives_list(op: str) -> bool:
     known = op in _COLLECTIVES or op in _WITH_REGIONS or op in ("kernel", "out_of_place")
-    return known or len(find_op(op)._schema.returns) != 1
+    return known or op not in LOCAL_OPS and len(find_op(op)._schema.returns) != 1
 
 
 # -- collectives: what they give, on one worker ------------------------------------------------------------------------

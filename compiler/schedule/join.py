@@ -117,7 +117,8 @@ def _outputs(graph: Graph, names: list[str], plans: Sequence[Plan]) -> tuple[Val
 
 
 def _costs(names: list[str], plans: Sequence[Plan], transfers: Sequence[Transfer]) -> dict[str, Any]:
-    """What the parts cost together: ops, collectives by part and mesh dim, and the bytes that go from part to part."""
+    """What the parts cost together: ops, collectives by part and mesh dim, the bytes that go from part to part, the
+    peak of the fullest worker, and what is computed again on all; and by part what it costs alone."""
     moved: dict[str, dict[str, int]] = {}
     for transfer in transfers:
         entry = moved.setdefault(f"{names[transfer.source]} -> {names[transfer.target]}", {"count": 0, "bytes": 0})
@@ -125,7 +126,18 @@ def _costs(names: list[str], plans: Sequence[Plan], transfers: Sequence[Transfer
         found = routes(transfer.sent, source, transfer.received, target)
         entry["count"] += 1
         entry["bytes"] += moved_bytes(found, transfer.sent.dtype.itemsize)
-    return {
+    together: dict[str, Any] = {}
+    if all("peak_bytes" in plan.costs for plan in plans):
+        together["peak_bytes"] = max(plan.costs["peak_bytes"] for plan in plans)
+    if again := [plan.costs["recomputed"] for plan in plans if "recomputed" in plan.costs]:
+        together["recomputed"] = {
+            "without": max(each["without"] for each in again),
+            "calls": sum(each["calls"] for each in again),
+            "seconds": sum(each["seconds"] for each in again),
+        }
+    if whole := sum(plan.costs.get("whole", 0) for plan in plans):
+        together["whole"] = whole
+    return together | {
         "ops": sum(plan.costs["ops"] for plan in plans),
         "collectives": {
             f"{name}.{dims}": entry
@@ -133,4 +145,5 @@ def _costs(names: list[str], plans: Sequence[Plan], transfers: Sequence[Transfer
             for dims, entry in plan.costs["collectives"].items()
         },
         "transfers": moved,
+        "parts": {name: plan.costs for name, plan in zip(names, plans, strict=True)},
     }

@@ -20,7 +20,7 @@ from monarch.compiler.graph import Graph, Provenance, args_of, provenance, tenso
 from monarch.compiler.loops.ir import may_overwrite
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.ops.record import enter, of_packet
-from monarch.compiler.ops.schema import viewed_operand
+from monarch.compiler.ops.schema import fills_in_place, viewed_operand
 from monarch.compiler.plan.plan import Instruction, Slot, ValueSpec
 from monarch.compiler.schedule.failing import before_the_commit
 from monarch.compiler.symbols import same
@@ -54,9 +54,9 @@ class Schedule:
     `members`        for each of these all that share it
     `last`           for each value that is no result the position of the last call that reads it, or -1
     `replaced`       the labels of states that the step replaces
-    `instructions`   without places in the arena
+    `overwrites`     for each call whether it writes over what it reads
     `state_writers`  the positions of the calls that write over state
-    `sources`        the users' lines that instructions refer to, and the callers of these
+    `sources`        the users' lines that `instructions` refer to, and the callers of these
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -74,8 +74,13 @@ class Schedule:
         self.last = self.last_uses()
         self.replaced = graph.states.keys() & graph.updates.keys()
         self.sources: dict[Source, int] = {}
+        self.overwrites: list[bool] = []
         self.state_writers: list[int] = []
-        self.instructions = self.write()
+        for at, node in enumerate(self.calls):
+            written = self.written(node, at)
+            self.overwrites.append(bool(written))
+            if any(root.op == "placeholder" for root in written):
+                self.state_writers.append(at)
 
     @cached_property
     def inputs(self) -> tuple[ValueSpec, ...]:
@@ -104,19 +109,17 @@ class Schedule:
         """For each input, whether the step may overwrite or free its buffer: that of a state that it replaces."""
         return tuple(spec.kind == "state" and spec.label in self.replaced for spec in self.inputs)
 
-    def write(self) -> list[Instruction]:
-        """The instructions."""
+    @cached_property
+    def instructions(self) -> list[Instruction]:
+        """Without places in the arena."""
         free: dict[int, list[int]] = {}
         for value, at in self.last.items():
             free.setdefault(at, []).append(self.slots[value])
         instructions: list[Instruction] = []
         for at, node in enumerate(self.calls):
-            written = self.written(node, at)
-            if any(root.op == "placeholder" for root in written):
-                if not self.state_writers:
-                    instructions.append(Instruction("commit", (), {}, -1))
-                self.state_writers.append(at)
-            instructions.append(self.instruction(node, bool(written), tuple(sorted(free.get(at, ())))))
+            if self.state_writers and at == self.state_writers[0]:
+                instructions.append(Instruction("commit", (), {}, -1))
+            instructions.append(self.instruction(node, self.overwrites[at], tuple(sorted(free.get(at, ())))))
         return instructions
 
     # -- buffers ---------------------------------------------------------------------------------------------------
@@ -249,7 +252,7 @@ class Schedule:
 
     def instruction(self, node: fx.Node, in_place: bool, free: tuple[int, ...]) -> Instruction:
         overwrites = in_place and node.target is not ops.kernel
-        op = _inplace_overload(node.target) if overwrites else _op_name(node.target)
+        op = _inplace_overload(node.target) if overwrites else _op_name(node)
         assert op is not None
         args = tuple(self.argument(argument) for argument in args_of(node))
         kwargs = {key: self.argument(value) for key, value in node.kwargs.items()}
@@ -271,9 +274,12 @@ class Schedule:
         return ValueSpec(node.meta["kind"], node.meta["label"], tensor_type(node).unpadded, self.slots[node])
 
 
-def _op_name(target: Any) -> str:
-    if target is operator.getitem:
+def _op_name(node: fx.Node) -> str:
+    if node.target is operator.getitem:
         return "getitem"
+    if node.target is ops.fill_padding and fills_in_place(node):
+        return "fill_padding_"
+    target: Any = node.target
     return ROW_MAJOR.get(target, str(target))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from monarch.compiler.plan.file import hash_of
@@ -15,17 +15,23 @@ from monarch.compiler.symbols import Scope, value_at
 class Template:
     """A plan with sizes that are expressions, the conditions under which it is right, and what it takes to run it.
 
-    `plan`   its types, instructions' arguments and regions have Sizes; offsets in the arena are those of the example
-    `spans`  what lies in the arena, in the order of the instructions' regions
-    `scope`  the names, and the conditions on them
+    `plan`     its types, instructions' arguments and regions have Sizes; offsets in the arena are those of the example
+    `spans`    what lies in the arena, in the order of the instructions' regions
+    `scope`    the names, and the conditions on them
+    `lowered`  of a program that is worth generated kernels: makes the plan with these for sizes that come again, which
+               the kernels take as arguments
     """
 
     plan: Plan
     spans: tuple[Span, ...]
     scope: Scope
+    lowered: Callable[[Mapping[str, int]], Plan] | None = None
 
-    def at(self, values: Mapping[str, int]) -> Plan:
-        """The plan for these sizes, which meet the conditions: nothing is compiled for it."""
+    def at(self, values: Mapping[str, int], again: bool = False) -> Plan:
+        """The plan for these sizes, which meet the conditions: nothing is traced or partitioned for it. For sizes that
+        come `again` it may have generated kernels, and to decide on them takes a hundred times as long."""
+        if again and self.lowered is not None:
+            return self.lowered(values)
         plan = self.plan
         arena, offsets = pack([replace(span, size=value_at(span.size, values)) for span in self.spans])
         starts = iter(offsets)

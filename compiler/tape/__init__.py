@@ -2,10 +2,11 @@
 
 from monarch.compiler.tape.numbers import FUNCTIONS, Expr, Number, evaluate
 from monarch.compiler.tape.tape import Input, Op, Region, Tape, Value, View
-from monarch.compiler.tape.timetable import Task, Timetable
+from monarch.compiler.tape.timetable import Barrier, Task, Timetable
 
 __all__ = [
     "FUNCTIONS",
+    "Barrier",
     "Expr",
     "Input",
     "Number",

@@ -37,6 +37,13 @@ class Entry(NamedTuple):
         return f"{self.action}{self.microbatch}"
 
 
+class Barrier(NamedTuple):
+    """An op on the whole batch in the middle of a stage: its name."""
+
+    stage: int
+    op: str
+
+
 @dataclass(frozen=True)
 class Timetable:
     """What the groups of workers of a pipeline do, and when.
@@ -53,6 +60,8 @@ class Timetable:
     stages: int
     microbatches: int
     entries: tuple[Entry, ...]
+    barriers: tuple[Barrier, ...] = ()
+    """Where the stages wait until all microbatches have come, in the order of the forward pass."""
 
     @property
     def is_split(self) -> bool:
@@ -63,7 +72,22 @@ class Timetable:
     def bubble(self) -> float:
         """The part of the time in which groups have nothing to do, on the abstract machine."""
         busy = sum(entry.end - entry.start for entry in self.entries)
-        return 1 - busy / (self.groups * max(entry.end for entry in self.entries))
+        ends = max(entry.end for entry in self.entries)
+        return 1 - busy / (self.groups * max(ends, self._with_barriers()))
+
+    def _with_barriers(self) -> float:
+        """The time that a step takes at least for its barriers, of which each cuts its stage into equal pieces: all
+        microbatches go through what is between two of them before any goes on, there and back."""
+        if not self.barriers:
+            return 0
+        pieces = [1 + [barrier.stage for barrier in self.barriers].count(stage) for stage in range(self.stages)]
+        legs: list[list[float]] = [[0.0] * self.groups]
+        for stage, count in enumerate(pieces):
+            for piece in range(count):
+                if piece:
+                    legs.append([0.0] * self.groups)
+                legs[-1][stage % self.groups] += 1 / count
+        return 3 * sum(sum(leg) + (self.microbatches - 1) * max(leg) for leg in legs)
 
     def of_group(self, group: int) -> tuple[Entry, ...]:
         """What a group does, in order."""
@@ -72,6 +96,8 @@ class Timetable:
     def held(self, group: int) -> int:
         """For how many of its (stage, microbatch) pairs a group holds activations at once, at most: from the start of
         "F" to the end of the last action on it."""
+        if self.barriers:
+            return self.microbatches * len(range(group, self.stages, self.groups))
         last = WEIGHTS if self.is_split else BACKWARD
         now = most = 0
         for entry in self.of_group(group):
@@ -88,7 +114,7 @@ class Timetable:
             "microbatches": self.microbatches,
             "bubble": self.bubble,
             "held": [self.held(group) for group in range(self.groups)],
-        }
+        } | ({"barriers": [list(barrier) for barrier in self.barriers]} if self.barriers else {})
 
     @cached_property
     def places(self) -> dict[tuple[str, int, int], tuple[int, int]]:

@@ -12,7 +12,30 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedToken
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.loading import unwatched
 
-GRAMMAR = r"""
+_TYPES = r"""
+type: NAME "[" [size ("," size)*] "]" tail*
+size: (INT | PADDED | NAME) ["@" axes]
+axes: NAME | "(" NAME ("," NAME)* ")"
+?tail: partial | varying
+partial: "partial" "<" NAME ":" NAME ("," NAME)* ">"
+varying: "varying" "<" NAME ("," NAME)* ">"
+
+layout: "[" [place ("," place)*] "]" tail*
+place: DASH | INT ["@" axes] | "@" axes
+
+mesh: "mesh" "<" [mesh_dim ("," mesh_dim)*] ">"
+mesh_dim: NAME "=" INT
+
+NAME: /[A-Za-z_][A-Za-z0-9_]*/
+INT: /-?\d+/
+PADDED.2: /\d+\+\d+/
+DASH: "-"
+BLANK: /[ \t\r]+/
+%ignore BLANK
+"""
+"""What types, layouts and meshes are written in: read alone in half the time that it takes with the graphs' rules."""
+
+_GRAPHS = r"""
 graph: COMMENT? _NL? "graph" "@" graph_name _where "{" COMMENT? _NL line* "}" COMMENT? _NL? COMMENT?
 _where: "on" mesh [partitioned] [parts]
 graph_name: NAME | STRING
@@ -41,34 +64,15 @@ tuple: "(" [entry ("," entry)*] ")"
 ?entry: local | NAME | UNKNOWN
 local: type ["of" type]
 
-type: NAME "[" [size ("," size)*] "]" tail*
-size: (INT | PADDED | NAME) ["@" axes]
-axes: NAME | "(" NAME ("," NAME)* ")"
-?tail: partial | varying
-partial: "partial" "<" NAME ":" NAME ("," NAME)* ">"
-varying: "varying" "<" NAME ("," NAME)* ">"
-
-layout: "[" [place ("," place)*] "]" tail*
-place: DASH | INT ["@" axes] | "@" axes
-
-mesh: "mesh" "<" [mesh_dim ("," mesh_dim)*] ">"
-mesh_dim: NAME "=" INT
-
 KIND.3: /(input|state|constant|scalar|seed)(?=[ \t]*["0-9-])/
 OP: /[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*/
-NAME: /[A-Za-z_][A-Za-z0-9_]*/
 REF: /%[A-Za-z_][A-Za-z0-9_]*/
 FLOAT.2: /-inf\b|-?\d+\.\d*([eE][+-]?\d+)?|-?\d+[eE][+-]?\d+/
-INT: /-?\d+/
-PADDED.2: /\d+\+\d+/
 STRING: /"(?:[^"\\\n]|\\.)*"/
-DASH: "-"
 OPEN: "["
 UNKNOWN: "?"
 COMMENT: /#[^\n]*/
 _NL: /\n(?:[ \t\r]*(?:#[^\n]*)?\n)*/
-BLANK: /[ \t\r]+/
-%ignore BLANK
 """
 
 WORDS = {
@@ -94,7 +98,8 @@ Parsed = Any
 def _lark(start: str) -> Lark:
     """A parser of graphs takes ten times as long to build as one of what stands in them, so there is one for each."""
     with unwatched():
-        return Lark(GRAMMAR, start=start, parser="lalr", lexer="contextual", maybe_placeholders=True)
+        grammar = _TYPES + _GRAPHS if start == "graph" else _TYPES
+        return Lark(grammar, start=start, parser="lalr", lexer="contextual", maybe_placeholders=True)
 
 
 class Text:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from monarch.language.check import hints
 from monarch.language.check.frames import Arguments, Follower, Frame, of_parameters, result_of
-from monarch.language.check.imported import ImportedCall
+from monarch.language.check.imported import ImportedCall, applied
 from monarch.language.check.kinds import (
     DERIVED,
     LISTS,
@@ -25,10 +25,11 @@ from monarch.language.check.kinds import (
     Value,
     container,
     entry_of,
+    iterated,
     join,
     join_all,
 )
-from monarch.language.check.refused import generator_given, printed, read, sizes, written
+from monarch.language.check.refused import alpha_given, generator_given, looks_up, printed, read, sizes, written
 
 _GROWS = {"append", "extend", "insert", "add", "appendleft", "extendleft"}
 _CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "popleft"}
@@ -162,6 +163,7 @@ class _Method:
             self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
         if name in SHAPE_TAKERS:
             sizes(self.interpreter, self.node, given, self.frame)
+        alpha_given(self.interpreter, self.node, given, self.frame)
         generator_given(self.interpreter, self.node, given, self.frame)
         if name in ("requires_grad_", "detach_"):  # these change no value
             changed = replace(holder, detached=name == "detach_")
@@ -195,14 +197,30 @@ class _Method:
             return UNKNOWN
         return DERIVED if self.arguments.has_tensor else UNKNOWN
 
+    def reads_entries(self, holder: Value, name: str) -> bool:
+        """Whether a list's method needs a tensor's value."""
+        given = self.arguments.positional
+        if name == "sort":
+            key = self.arguments.keywords.get("key")
+            plain = key is None or key.kind is Kind.PYTHON  # key=None
+            entry = (
+                entry_of(holder) if plain else applied(self.interpreter, self.node, self.frame, key or UNKNOWN, holder)
+            )
+            return entry.kind is Kind.TENSOR and (holder.items is None or len(holder.items) > 1)
+        if name in ("index", "count", "remove") and given:
+            return looks_up(self.node.args[0], given[0], holder, self.func.value)
+        return name in ("pop", "insert") and holder.items is not None and bool(given) and given[0].kind is Kind.TENSOR
+
     def of_container(self, holder: Value, name: str) -> Value:
         given = self.arguments
+        if self.reads_entries(holder, name):
+            read(self.interpreter, self.node, self.frame, f"{name}() needs it")
         if name in _GROWS or name in _CHANGES:
             last = given.positional[-1] if given.positional else PYTHON
             if name == "update":
                 last = join_all([entry_of(value) for value in given.positional] + list(given.keywords.values()))
             if isinstance(self.func.value, ast.Name):
-                added = entry_of(last) if name in ("extend", "extendleft") else last
+                added = iterated(last) if name in ("extend", "extendleft") else last
                 each = (
                     join(entry_of(holder), added)
                     if name in _GROWS or name in ("update", "setdefault")
@@ -210,8 +228,10 @@ class _Method:
                 )
                 self.frame.env[self.func.value.id] = replace(holder, items=None, each=each)
             return entry_of(holder) if name in ("pop", "setdefault", "popleft") else PYTHON
-        if name == "values" or name == "copy":
+        if name == "copy":
             return holder
+        if name == "values":
+            return replace(holder, mapping=False)
         if name == "items":
             return Value(Kind.CONTAINER, each=container([PYTHON, entry_of(holder)]))
         if name == "get":

@@ -20,6 +20,7 @@ from monarch.language.check.kinds import (
     Value,
     container,
     entry_of,
+    iterated,
     join,
     join_all,
     named,
@@ -186,6 +187,8 @@ class Expressions(Follower):
             if isinstance(operator, ast.In | ast.NotIn):
                 if values[place + 1].kind is Kind.TENSOR:
                     refused.read(self, node, frame, "'in' looks for a value in a tensor")
+                elif refused.looks_up(operands[place], values[place], values[place + 1], operands[place + 1]):
+                    refused.read(self, node, frame, "'in' compares it")
                 continue
             compared = self.combined(values[place : place + 2])
             if compared.is_tensor:
@@ -229,7 +232,7 @@ class Expressions(Follower):
         known = True
         for part in node.elts:
             if isinstance(part, ast.Starred):
-                values.append(entry_of(self.expression(part.value, frame)))
+                values.append(iterated(self.expression(part.value, frame)))
                 known = False
             else:
                 values.append(self.expression(part, frame))
@@ -245,10 +248,10 @@ class Expressions(Follower):
                 self.expression(key, frame)
             found = self.expression(value, frame)
             values.append(entry_of(found) if key is None else found)
-        return container(values, known=False)
+        return replace(container(values, known=False), mapping=True)
 
     def _e_starred(self, node: ast.Starred, frame: Frame) -> Value:
-        return entry_of(self.expression(node.value, frame))
+        return iterated(self.expression(node.value, frame))
 
     def _e_joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Value:
         for part in node.values:
@@ -262,7 +265,7 @@ class Expressions(Follower):
 
     def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], frame: Frame) -> None:
         for generator in generators:
-            self.assign(generator.target, entry_of(self.expression(generator.iter, frame)), frame)
+            self.assign(generator.target, iterated(self.expression(generator.iter, frame)), frame)
             for condition in generator.ifs:
                 self.truth(condition, frame)
 
@@ -282,7 +285,7 @@ class Expressions(Follower):
         self.expression(node.key, frame)
         entry = self.expression(node.value, frame)
         self._leave(node.generators, before, frame)
-        return Value(Kind.CONTAINER, each=entry)
+        return Value(Kind.CONTAINER, each=entry, mapping=True)
 
     @staticmethod
     def _leave(generators: list[ast.comprehension], before: dict[str, Value], frame: Frame) -> None:

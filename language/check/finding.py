@@ -18,6 +18,7 @@ RULES: dict[str, str] = {
     "M107": "a plain tensor is placed inside a program",
     "M108": "the layout of a value that has none yet",
     "M109": "a torch.Generator inside a program",
+    "M110": "tensors are saved or loaded inside a program",
     "M113": "backward() where no gradients are recorded",
     "M201": "an annotation that does not parse",
     "M202": "a layout that does not parse",

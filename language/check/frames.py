@@ -94,7 +94,8 @@ class Follower(ABC):
             detached = all(value.detached for value in tensors)
             return Value(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
         if any(value.kind is Kind.CONTAINER for value in values):
-            return container([entry_of(value) for value in values], known=False)
+            made = container([entry_of(value) for value in values], known=False)
+            return replace(made, mapping=any(value.mapping for value in values))
         if any(value.kind is Kind.DERIVED for value in values):
             return Value(Kind.DERIVED)
         return PYTHON if all(value.kind is Kind.PYTHON for value in values) else UNKNOWN

@@ -81,6 +81,14 @@ def generator(line: str) -> str:
     )
 
 
+def files(line: str) -> str:
+    return beside(
+        line,
+        "tensors have no values while the program is traced",
+        ("loss = step(x); monarch.save(model, path)", "between calls of the program"),
+    )
+
+
 def backward(line: str) -> str:
     return beside(
         line,

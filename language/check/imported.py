@@ -11,13 +11,16 @@ from monarch.language.check.kinds import (
     CHANGING,
     DERIVED,
     FACTORIES,
+    FILES,
     LISTS,
     MADE,
+    NUMBERED,
     OUTPUTS,
     PRINTING_CALLS,
     PYTHON,
     RANDOM,
     READING_CALLS,
+    READS,
     SOME,
     TORCH_PYTHON,
     TORCH_READS,
@@ -27,13 +30,17 @@ from monarch.language.check.kinds import (
     Value,
     container,
     entry_of,
+    iterated,
     join_all,
     named,
 )
 from monarch.language.check.names import is_monarch
-from monarch.language.check.refused import changing, generator_given, printed, read, sizes, written
+from monarch.language.check.refused import alpha_given, changing, generator_given, printed, read, sizes, written
 
-_COMPARING = {f"builtins.{name}" for name in ("max", "min", "sorted", "any", "all")}
+_ORDERING = {"builtins.max", "builtins.min", "builtins.sorted", "heapq.nlargest", "heapq.nsmallest", "heapq.heapify"}
+_OF_ENTRIES = {"builtins.any", "builtins.all", "math.fsum", "math.dist"}
+"""Calls that need the values of a container's entries."""
+_OF_ENTRIES_IN = ("statistics.", "bisect.")
 _CONTAINERS = {f"builtins.{name}" for name in ("list", "tuple", "set", "frozenset", "dict", "reversed", "iter")}
 _TORCH_OPS = ("torch.nn.functional.", "torch.linalg.", "torch.fft.", "torch.special.", "torch.nn.init.", "torch.ops.")
 _HIGHER = {"torch.vmap", "torch.compile", "torch.cond", "torch.while_loop", "torch.export"}
@@ -59,6 +66,9 @@ class ImportedCall:
 
     def value(self) -> Value:
         root = self.dotted.partition(".")[0]
+        if self.dotted in FILES:
+            self.add("M110", f"{self.dotted}() inside a program", hints.files(self.line))
+            return UNKNOWN
         if root == "monarch":
             return self.of_monarch()
         if root == "torch":
@@ -92,17 +102,27 @@ class ImportedCall:
         return PYTHON
 
     def reading(self) -> Value:
-        values = list(self.arguments.all)
-        if self.dotted in _COMPARING:
-            # max(a, b) compares its arguments, max(list) the list's entries.
-            values = [entry for value in values for entry in (value, entry_of(value))]
-        if any(value.kind is Kind.TENSOR for value in values) and "key" not in self.arguments.keywords:
+        ordering = self.dotted in _ORDERING
+        values = list(self.arguments.positional if ordering else self.arguments.all)
+        last = values[-1] if values else UNKNOWN  # max(a, b) compares its arguments, max(list) the list's entries
+        alone = len(values) == 1 or self.dotted.startswith("heapq.")
+        key = self.arguments.keywords.get("key")
+        if ordering and alone and last.items is not None and len(last.items) < 2:
+            values = []  # nothing to compare it with
+        elif ordering and key is not None and key.kind is not Kind.PYTHON:
+            given = last if alone else container(values)
+            values = [applied(self.interpreter, self.node, self.frame, key, given)]
+        elif ordering and alone:
+            values = [iterated(last)]
+        elif self.dotted in _OF_ENTRIES or self.dotted.startswith(_OF_ENTRIES_IN):
+            values = [entry for value in values for entry in (value, iterated(value))]
+        if any(value.kind is Kind.TENSOR for value in values):
             name = self.dotted.removeprefix("builtins.")
             read(self.interpreter, self.node, self.frame, f"{name}() needs it")
         if self.dotted in ("builtins.max", "builtins.min") and any(value.is_tensor for value in values):
             return UNKNOWN
         if self.dotted == "builtins.sorted":
-            return container([entry_of(self.arguments.first())], known=False)
+            return container([iterated(self.arguments.first())], known=False)
         return PYTHON
 
     def builtin(self, name: str) -> Value:
@@ -111,22 +131,28 @@ class ImportedCall:
         if f"builtins.{name}" in _CONTAINERS:
             if name in ("list", "tuple") and first.items is not None:
                 return first
-            entries = [entry_of(value) for value in given.positional] + list(given.keywords.values())
+            if name == "dict":
+                entries = [entry_of(value) for value in given.positional] + list(given.keywords.values())
+                return replace(container(entries, known=False), mapping=True)
+            entries = [iterated(value) for value in given.positional]
             return container(entries, known=not entries)
         if name == "enumerate":
-            return Value(Kind.CONTAINER, each=container([PYTHON, entry_of(first)]))
+            return Value(Kind.CONTAINER, each=container([PYTHON, iterated(first)]))
         if name == "zip":
-            return Value(Kind.CONTAINER, each=container([entry_of(value) for value in given.positional]))
+            return Value(Kind.CONTAINER, each=container([iterated(value) for value in given.positional]))
         if name in ("map", "filter") and given.positional:
-            entries = [entry_of(value) for value in given.positional[1:]]
-            found = UNKNOWN
-            if first.function is not None:
-                found = self.interpreter.call(first.function, Arguments(tuple(entries), {}), self.frame)
+            entries = [iterated(value) for value in given.positional[1:]]
+            if name == "map" or first.kind is not Kind.PYTHON:
+                found = applied(self.interpreter, self.node, self.frame, first, *given.positional[1:])
+            else:  # filter(None, values)
+                found = join_all(entries)
+            if name == "filter" and found.kind is Kind.TENSOR:
+                read(self.interpreter, self.node, self.frame, "filter() needs it")
             return Value(Kind.CONTAINER, each=found if name == "map" else join_all(entries))
         if name == "sum":
-            return self.interpreter.combined([entry_of(first), PYTHON])
+            return self.interpreter.combined([iterated(first), PYTHON])
         if name == "next":
-            return entry_of(first)
+            return iterated(first)
         if name in ("abs", "pow"):
             return self.interpreter.combined(list(given.positional))
         if name == "getattr":
@@ -157,7 +183,7 @@ class ImportedCall:
     def of_torch(self) -> Value:
         given, dotted = self.arguments, self.dotted
         parent, _, name = dotted.rpartition(".")
-        if dotted in TORCH_READS:
+        if parent == "torch.Tensor" and name in READS or dotted in TORCH_READS:
             if any(value.kind is Kind.TENSOR for value in given.all):
                 read(self.interpreter, self.node, self.frame)
             return PYTHON
@@ -193,6 +219,7 @@ class ImportedCall:
 
     def op(self, name: str) -> Value:
         given = self.arguments
+        alpha_given(self.interpreter, self.node, given, self.frame)
         generator_given(self.interpreter, self.node, given, self.frame)
         first = given.first()
         if first.kind is Kind.TENSOR:
@@ -205,8 +232,24 @@ class ImportedCall:
             written(self.interpreter, self.node, first, self.frame)
         if name in FACTORIES:
             sizes(self.interpreter, self.node, given, self.frame)
+        elif name in NUMBERED:
+            sizes(self.interpreter, self.node, replace(given, positional=given.positional[1:]), self.frame)
+        elif name in ("tensor", "as_tensor") and entry_of(first).kind is Kind.TENSOR and first.kind is Kind.CONTAINER:
+            read(self.interpreter, self.node, self.frame, f"torch.{name}() needs Python's numbers")
         made = MADE if name in RANDOM and self.frame.inside else result_of(given, self.frame)
         if name in LISTS or name in ("meshgrid", "broadcast_tensors", "unbind"):
             return Value(Kind.CONTAINER, each=made)
         boolean = name in _BOOLEAN
         return replace(made, boolean=boolean)
+
+
+def applied(interpreter: Follower, node: ast.Call, frame: Frame, function: Value, *given: Value) -> Value:
+    """What a function gives for the entries of what a call is given, as map() calls it."""
+    arguments = Arguments(tuple(map(iterated, given)), {})
+    if function.function is not None:
+        if function.bound is not None:
+            arguments = replace(arguments, positional=(function.bound, *arguments.positional))
+        return interpreter.call(function.function, arguments, frame)
+    if function.kind is Kind.IMPORTED:
+        return ImportedCall(interpreter, node, frame, arguments, function.dotted).value()
+    return UNKNOWN

@@ -23,6 +23,7 @@ from monarch.language.check.kinds import (
     Value,
     container,
     entry_of,
+    iterated,
     join,
     join_all,
     named,
@@ -83,7 +84,7 @@ class Interpreter(Expressions):
                 is_tensor = parameter.arg in passed or self.names.used_as_tensor(parameter.arg, function)
                 value = ARGUMENT if is_tensor else UNKNOWN
             if parameter is arguments.vararg or parameter is arguments.kwarg:
-                value = Value(Kind.CONTAINER, each=value)
+                value = Value(Kind.CONTAINER, each=value, mapping=parameter is arguments.kwarg)
             frame.env[parameter.arg] = value
         self.body(function.body, frame)
 
@@ -134,7 +135,7 @@ class Interpreter(Expressions):
         if names.kwarg:
             known = {parameter.arg for parameter in parameters(names)}
             rest = [value for name, value in arguments.keywords.items() if name not in known]
-            frame.env[names.kwarg.arg] = container(rest, known=False)
+            frame.env[names.kwarg.arg] = replace(container(rest, known=False), mapping=True)
 
     def _annotated(self, parameter: ast.arg, value: Value, function: Function) -> Value:
         """An unknown argument is what the parameter's annotation says."""
@@ -222,8 +223,7 @@ class Interpreter(Expressions):
         return ast.copy_location(made, target)
 
     def _for(self, node: ast.For, frame: Frame) -> None:
-        iterated = self.expression(node.iter, frame)
-        self._loop(node, entry_of(iterated), node.target, frame)
+        self._loop(node, iterated(self.expression(node.iter, frame)), node.target, frame)
 
     _asyncfor = _for
 
@@ -343,7 +343,7 @@ class Interpreter(Expressions):
 
     def _match(self, node: ast.Match, frame: Frame) -> None:
         subject = self.expression(node.subject, frame)
-        if subject.kind is Kind.TENSOR and any(isinstance(case.pattern, ast.MatchValue) for case in node.cases):
+        if any(_compares(case.pattern, subject) for case in node.cases):
             self.branch(node.subject, frame)
         for case in node.cases:
             for part in ast.walk(case.pattern):
@@ -356,6 +356,11 @@ class Interpreter(Expressions):
             before = dict(frame.env)
             self.body(case.body, frame)
             self._merge(frame, before)
+
+    def _delete(self, node: ast.Delete, frame: Frame) -> None:
+        for target in node.targets:
+            if not isinstance(target, ast.Name):
+                self.expression(self._read(target), frame)
 
     def _raise(self, node: ast.Raise, frame: Frame) -> None:
         for part in (node.exc, node.cause):
@@ -383,18 +388,34 @@ class Interpreter(Expressions):
                 entries = value.items
             for place, part in enumerate(target.elts):
                 if isinstance(part, ast.Starred):
-                    self.assign(part.value, container([entry_of(value)], known=False), frame)
+                    self.assign(part.value, container([iterated(value)], known=False), frame)
                 else:
-                    self.assign(part, entries[place] if entries else entry_of(value), frame)
+                    self.assign(part, entries[place] if entries else iterated(value), frame)
         elif isinstance(target, ast.Subscript):
             holder = self.expression(target.value, frame)
-            self.expression(target.slice, frame)
+            index = self.expression(target.slice, frame)
             if holder.is_tensor:
                 refused.written(self, target, holder, frame)
+            elif holder.items is not None and index.kind is Kind.TENSOR:
+                refused.read(self, target.slice, frame, "a list is indexed by a tensor's value")
             if isinstance(target.value, ast.Name) and holder.kind is Kind.CONTAINER:
                 frame.env[target.value.id] = replace(holder, items=None, each=join(entry_of(holder), value))
         elif isinstance(target, ast.Attribute):
             self.expression(target.value, frame)
+
+
+def _compares(pattern: ast.pattern | None, subject: Value) -> bool:
+    """Whether a pattern compares a tensor with a value."""
+    if isinstance(pattern, ast.MatchValue):
+        return subject.kind is Kind.TENSOR
+    if isinstance(pattern, ast.MatchOr):
+        return any(_compares(part, subject) for part in pattern.patterns)
+    if isinstance(pattern, ast.MatchAs):
+        return _compares(pattern.pattern, subject)
+    if isinstance(pattern, ast.MatchSequence) and subject.items is not None:
+        same = len(pattern.patterns) == len(subject.items)
+        return same and any(map(_compares, pattern.patterns, subject.items))
+    return False
 
 
 def _only_raises(body: list[ast.stmt]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 import math
 from collections.abc import Iterable
@@ -39,6 +40,7 @@ class Value:
 
     `boolean`  a tensor of bools
     `each`     what a container's entries are; `items` the entries of a tuple or list, where they are known
+    `mapping`  the container is a dict: `each` are its values, and iterating gives its keys
     `placed`   of a module: it lies on a mesh
     `detached` a tensor made where no gradients are recorded
     """
@@ -48,6 +50,7 @@ class Value:
     boolean: bool = False
     each: Value | None = None
     items: tuple[Value, ...] | None = None
+    mapping: bool = False
     placed: bool = False
     detached: bool = False
     dotted: str = ""
@@ -63,7 +66,7 @@ class Value:
     def key(self) -> tuple[object, ...]:
         """What tells the analyses of a function apart."""
         items = tuple(item.kind for item in self.items) if self.items is not None else None
-        made_of = (self.each.kind if self.each else None, items, id(self.function), id(self.cls))
+        made_of = (self.each.kind if self.each else None, items, self.mapping, id(self.function), id(self.cls))
         return (int(self.kind), self.origin, self.boolean, self.placed, self.detached, made_of)
 
 
@@ -87,7 +90,9 @@ def join(first: Value, second: Value, depth: int = 3) -> Value:
         if greater.items is not None and other.items is not None and len(greater.items) == len(other.items):
             items = tuple(join(a, b, depth - 1) for a, b in zip(greater.items, other.items, strict=True))
             return replace(greater, items=items)
-        return replace(greater, items=None, each=join(entry_of(greater), entry_of(other), depth - 1))
+        mapping = greater.mapping or other.mapping
+        each = join(entry_of(greater), entry_of(other), depth - 1)
+        return replace(greater, items=None, each=each, mapping=mapping)
     if greater.is_tensor and other.is_tensor:
         return replace(greater, boolean=first.boolean and second.boolean, detached=first.detached and second.detached)
     return greater
@@ -104,8 +109,13 @@ def container(entries: Iterable[Value], known: bool = True) -> Value:
     return Value(Kind.CONTAINER, each=join_all(items))
 
 
+def iterated(value: Value) -> Value:
+    """What iterating over a value gives: of a dict its keys."""
+    return UNKNOWN if value.mapping else entry_of(value)
+
+
 def entry_of(value: Value) -> Value:
-    """What iterating over a value gives."""
+    """What a value holds: of a dict its values."""
     if value.kind is Kind.CONTAINER:
         return join_all(value.items) if value.items is not None else value.each or UNKNOWN
     if value.is_tensor or value.kind is Kind.PYTHON:
@@ -132,7 +142,10 @@ PYTHON_METHODS = set(
     "retain_grad is_same_size is_signed is_inference is_conj is_neg is_distributed is_set_to storage untyped_storage "
     "__len__ __repr__ __hash__".split()
 )
-READS = set("item tolist numpy full_tensor to_local wait is_nonzero equal allclose __bool__ __float__ __int__".split())
+READS = set(
+    "item tolist numpy full_tensor to_local wait is_nonzero equal allclose __bool__ __float__ __int__ __index__ "
+    "__contains__".split()
+)
 """Methods that need a tensor's value in Python."""
 
 VALUE_SHAPES = {"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"}
@@ -144,8 +157,13 @@ VIEWS = set(
 )
 """Of a tensor: what is always a view of it. `reshape`, `flatten` and `contiguous` may copy."""
 LISTS = set("chunk split unbind tensor_split hsplit vsplit dsplit split_with_sizes unsafe_chunk unsafe_split".split())
-SHAPE_TAKERS = set("view reshape expand repeat unflatten narrow permute tile select roll new_zeros new_ones".split())
-"""Methods whose arguments are sizes and dims: Python numbers."""
+SHAPE_TAKERS = set(
+    "view reshape expand repeat unflatten permute tile select roll new_zeros new_ones new_full topk kthvalue unfold "
+    "split chunk".split()
+)
+"""Methods whose arguments are sizes, dims and counts: Python numbers."""
+NUMBERED = (SHAPE_TAKERS - {"view", "repeat"}) | {"pad", "dropout", "leaky_relu"}
+"""Functions of torch of which all but the first argument are Python numbers."""
 
 RANDOM = set("rand randn randint randperm normal".split())
 """Ops that give a tensor whose value no trace knows, though it depends on no input."""
@@ -165,19 +183,26 @@ READING_CALLS = {
         f"builtins.{name}"
         for name in ("float", "int", "bool", "complex", "range", "max", "min", "sorted", "any", "all")
     ),
-    *(f"builtins.{name}" for name in ("round", "chr", "hex", "bin", "oct", "divmod")),
+    *(f"builtins.{name}" for name in ("round", "chr", "hex", "bin", "oct", "divmod", "bytes", "bytearray")),
     *(f"math.{name}" for name in dir(math) if callable(getattr(math, name))),
     "operator.index",
     "operator.truth",
+    "operator.not_",
+    *(f"heapq.{name}" for name in ("nlargest", "nsmallest", "heapify")),
+    *(f"bisect.{name}" for name in dir(bisect) if callable(getattr(bisect, name))),
     "numpy.array",
     "numpy.asarray",
-    "statistics.mean",
+    *(f"statistics.{name}" for name in ("mean", "fmean", "median", "stdev")),
 }
 """Calls that need the value of a tensor that they are given."""
 
 PRINTING_CALLS = {"builtins.print", "builtins.str", "builtins.format"}
 
+FILES = ("torch.save", "torch.load", "monarch.save", "monarch.load")
+"""What keeps tensors in files, and takes them from there."""
+
 CHANGING = (
+    "builtins.open",
     "time.time",
     "time.time_ns",
     "time.perf_counter",

@@ -18,6 +18,7 @@ from monarch.language.check.kinds import (
     Value,
     container,
     entry_of,
+    iterated,
     join_all,
     named,
 )
@@ -93,7 +94,7 @@ class Names:
             return UNKNOWN
         value = self.evaluate(binding.value, scope)
         if binding.how == "loop":
-            value = entry_of(value)
+            value = iterated(value)
         for place in binding.path:
             value = value.items[place] if value.items is not None and place < len(value.items) else entry_of(value)
         return value
@@ -202,7 +203,7 @@ class Names:
             if last in ("list", "List", "Sequence", "Iterable", "set", "Set"):
                 return container([found[0]], known=False)
             if last in ("dict", "Dict", "Mapping"):
-                return container(found[-1:], known=False)
+                return replace(container(found[-1:], known=False), mapping=True)
             if last in ("tuple", "Tuple"):
                 many = isinstance(parts[-1], ast.Constant) and parts[-1].value is Ellipsis
                 return container(found[:1] if many else found, known=not many)

@@ -73,6 +73,24 @@ def generator_given(interpreter: Follower, node: ast.Call, arguments: Arguments,
         )
 
 
+def looks_up(node: ast.expr, value: Value, holder: Value, place: ast.expr) -> bool:
+    """Whether to find a value in a list compares a tensor with a number. Names, None and strings are passed: what is
+    the same object is found without a comparison, and no tensor equals None or a string."""
+    if isinstance(place, ast.List | ast.Tuple) and value.kind is Kind.TENSOR:
+        return any(_is_number(part) for part in place.elts)
+    items = holder.items or ()
+    return _is_number(node) and not isinstance(place, ast.Set) and any(item.kind is Kind.TENSOR for item in items)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, int | float)
+
+
+def alpha_given(interpreter: Follower, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
+    if arguments.keywords.get("alpha", UNKNOWN).kind is Kind.TENSOR:
+        read(interpreter, node, frame, "alpha is a Python number")
+
+
 def sizes(interpreter: Follower, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
     values = [value for given in arguments.positional for value in (given, *(given.items or ()))]
     if any(value.kind is Kind.TENSOR for value in values):

@@ -128,7 +128,8 @@ class _Job:
             return None
         failing = any(can_fail(call) for call in graph.calls)
         anomaly = self.mesh._anomaly
-        plan = compile_graph(graph, eager_options(anomaly))
+        with self.mesh.spending("compile", graph.name):
+            plan = compile_graph(graph, eager_options(anomaly))
         return _Compiled(plan, _groups(aliases), failing or bool(anomaly))
 
     def run(self, compiled: _Compiled, bind: Bind | None) -> list[Handle]:

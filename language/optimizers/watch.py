@@ -13,7 +13,7 @@ from torch.optim import _adafactor
 from torch.optim import optimizer as torch_optimizer
 
 from monarch.compiler.errors import ProgramError
-from monarch.language.placing.distribute import distribute
+from monarch.language.placing.distribute import distribute, moved
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot, is_plain, parameters
 from monarch.language.recorder.recording import Recording, current_program, outside_programs
 from monarch.language.recorder.scalar import Scalar
@@ -36,6 +36,22 @@ def _unfuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 torch_optimizer.register_optimizer_step_pre_hook(_unfuse)
+
+
+def _refuse_left_behind(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """Raise ProgramError where a step would leave out what it is to train: the optimizer was made before the module was
+    placed, and has the parameters that it had then."""
+    for parameter in parameters(optimizer) if moved else ():
+        if not isinstance(parameter, DistributedTensor) and parameter.grad is None and parameter in moved:
+            raise ProgramError(
+                f"the optimizer has not '{moved[parameter]}', but the plain parameter that module_to_mesh has replaced",
+                hint=f"model = monarch.module_to_mesh(model, mesh)     # right: first the model\n"
+                f"optimizer = torch.optim.{type(optimizer).__name__}(model.parameters(), ...)",
+                source=user_source(),
+            )
+
+
+torch_optimizer.register_optimizer_step_pre_hook(_refuse_left_behind)
 
 
 def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -11,12 +11,15 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.execution.events import say
 from monarch.compiler.execution.presets import choose_layouts
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
+from monarch.language.placing.beginning import give_values, unmade_parts
 from monarch.language.recorder.constrain import constrain
 from monarch.language.recorder.dispatch import zeros
 from monarch.language.recorder.recording import current_program, outside_programs
@@ -27,6 +30,9 @@ from monarch.language.tensors.shapes import to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 M = TypeVar("M", bound=nn.Module)
+
+moved = WeakTensorKeyDictionary()
+"""Plain parameters that `module_to_mesh` has replaced, with their names."""
 
 
 def distribute(
@@ -145,9 +151,10 @@ def module_to_mesh(
     A module that was made on PyTorch's meta device gets its values on the workers: from its own `_init_weights(part)`,
     as models of `transformers` have it, called with each module that has tensors there, or else from these modules'
     `reset_parameters()`. `monarch.load` then reads a checkpoint in place; buffers that are in none keep their values.
+    Tensors of the state dict that get no value so hold NaN until they are loaded, and a warning names them.
 
     Raises LayoutError for a pattern that matches nothing, or a layout that does not fit, and ProgramError for a tensor
-    that cannot be given its values.
+    that cannot be given its values, and that no checkpoint has.
     """
     source = user_source()
     if isinstance(layouts, str):
@@ -170,14 +177,7 @@ def module_to_mesh(
                 )
             for name in matching:
                 chosen[name] = _of_rank(layout, names[name], name)
-    unmade = [owner for owner in module.modules() if any(slot.is_meta for slot in _own(owner))]
-    for owner in unmade:
-        if not _initialises(module) and not callable(getattr(owner, "reset_parameters", None)):
-            raise ProgramError(
-                f"{type(owner).__name__} has tensors on the meta device, and no reset_parameters() for their values",
-                hint="give it one, or make the module on the CPU.",
-                source=source,
-            )
+    unmade = unmade_parts(module)
     placed: dict[int, DistributedTensor] = {}
     types: dict[int, tuple[str, TensorType]] = {}
     for name, tensor in names.items():
@@ -187,6 +187,12 @@ def module_to_mesh(
             raise ProgramError(
                 f"'{name}' has a history in autograd, which a module on a mesh would lose",
                 hint="compute it in forward(), or keep it without history: register_buffer(name, x.detach()).",
+                source=source,
+            )
+        if nn.Parameter in type(tensor).__mro__[1:] and not is_lazy(tensor):
+            raise ProgramError(
+                f"'{name}' is a {type(tensor).__name__}, and on a mesh it would be none",
+                hint=f"make it an nn.Parameter: attributes that it has (module.{name}.tag = ...) are kept.",
                 source=source,
             )
         type_ = TensorType(tensor.dtype, tuple(tensor.shape))
@@ -209,6 +215,9 @@ def module_to_mesh(
             made: Any = place(tensor.detach(), meshes.get(name, mesh), types[id(tensor)][1])
             if isinstance(tensor, nn.Parameter):
                 made = nn.Parameter(made, requires_grad=tensor.requires_grad)
+                _take_over(made, tensor)
+                moved[tensor] = name
+            vars(made).update({key: value for key, value in vars(tensor).items() if key not in vars(made)})
             placed[id(tensor)] = made
     for owner in module.modules():
         for slots in (owner._parameters, owner._buffers):
@@ -216,28 +225,16 @@ def module_to_mesh(
                 if held is not None and id(held) in placed:
                     slots[key] = placed[id(held)]  # type: ignore[assignment]
     if not mesh.is_abstract:
-        _give_values(module, unmade)
+        give_values(module, unmade, mesh)
     return module
 
 
-def _give_values(module: nn.Module, unmade: Sequence[nn.Module]) -> None:
-    """Have modules that were made on the meta device, and now have zeros on the workers, give themselves values."""
-    zeros = {id(slot): (slot, slot._version) for owner in unmade for slot in _own(owner) if slot.numel()}
-    with torch.no_grad():
-        if _initialises(module):
-            for owner in reversed(unmade):  # parts before what they are parts of, as transformers does
-                module._init_weights(owner)  # type: ignore[operator]
-        else:
-            for owner in unmade:
-                owner.reset_parameters()  # type: ignore[operator]
-    for name, slot in _names(module).items():
-        if id(slot) in zeros and slot._version == zeros[id(slot)][1]:
-            raise ProgramError(
-                f"'{name}' was made on the meta device, and "
-                f"{'_init_weights()' if _initialises(module) else 'reset_parameters()'} gives it no value",
-                hint="make the module on the CPU.",
-                source=user_source(),
-            )
+def _take_over(made: DistributedTensor, tensor: torch.Tensor) -> None:
+    """Give a parameter on a mesh the gradient and the hooks of the plain one that it replaces."""
+    if tensor.grad is not None:
+        made.grad = place(tensor.grad, made.mesh, made.tensor_type)
+    made._backward_hooks = tensor._backward_hooks
+    made._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
 
 
 def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike]:
@@ -249,16 +246,6 @@ def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike
     say("layouts", layouts.why)
     chosen: Mapping[str, LayoutLike] = layouts
     return chosen
-
-
-def _initialises(module: nn.Module) -> bool:
-    """Whether a module's class says what values its submodules begin with, as models of `transformers` do."""
-    return callable(getattr(type(module), "_init_weights", None))
-
-
-def _own(module: nn.Module) -> list[torch.Tensor]:
-    """The module's parameters and buffers that are no other module's."""
-    return [*module.parameters(recurse=False), *module.buffers(recurse=False)]
 
 
 def _names(module: nn.Module) -> dict[str, torch.Tensor]:

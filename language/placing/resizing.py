@@ -35,6 +35,9 @@ def resize_mesh(mesh: Mesh, **sizes: int) -> Mesh:
     arrived, workers hold both what they had and what they get. Programs are partitioned anew when they are next called;
     the plans for each shape are kept. Parts of the mesh that were made before stay on their workers.
 
+    Workers that it grows by and that share a host with others start on hosts that have joined (`HostMesh.join`), as far
+    as there are such. Where one does not take them they stay, and that is logged.
+
     The first workers along each dim are taken. Raises MonarchError for a dim that the mesh does not have and for a size
     that it was not made with, also while it is traced, and for a value that each worker has its own of along such a
     dim.
@@ -71,11 +74,15 @@ def reshape(mesh: Mesh, shape: Shape) -> None:
         )
     if current_program() is not None:
         raise MonarchError("a mesh cannot get another size inside a program", source=user_source())
-    if shape == mesh._shape:
-        return
     executor = mesh.executor
     if not isinstance(executor, Resizable):
+        if shape == mesh._shape:
+            return
         raise MonarchError(f"{mesh!r} cannot have another size: it has no workers", source=user_source())
+    if executor.take_hosts(shape):
+        mesh.heal()
+    if shape == mesh._shape:
+        return
     with turns, outside_programs(), torch.no_grad():
         here, there = mesh._like(mesh._shape), mesh._like(shape)
         sizes = mesh.spec.sizes

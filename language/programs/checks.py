@@ -7,6 +7,7 @@ import collections
 import functools
 import operator
 from collections.abc import Callable
+from itertools import chain
 from types import MappingProxyType, ModuleType
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 
 from monarch.language.programs.containers import Defaulting, Mapping, Members, Sequence
 from monarch.language.programs.held import MISSING, Attributes
+from monarch.language.programs.identity import addresses, addresses_of
 from monarch.language.programs.kinds import ASKED, TOLD, Class, Function, Names, Parts, Tensor
 from monarch.language.programs.nodes import MODULE, Aliases, Live, Node, Spot
 from monarch.language.tensors.tensor import DistributedTensor
@@ -49,9 +51,11 @@ class _Writer:
         self.aliases = aliases
         self.states = states
         self.live = sorted(used)
-        self.used = used.union(states, aliases.apart, *aliases.same, *aliases.cells)
+        self.cells = [pair for pair in aliases.cells if not self.is_one_object(*pair)]
+        self.used = used.union(states, aliases.apart, *aliases.same, *self.cells)
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
+        self.names |= {"addresses": addresses, "chained": chain.from_iterable}
         self.names["mismatch"] = Node.mismatch
         self.names["PLAINLY"] = torch._C.DisableTorchFunctionSubclass
         self.names["REQUIRES"] = operator.attrgetter("requires_grad")
@@ -71,7 +75,14 @@ class _Writer:
         self.columns: list[int] = []
         """The positions whose values it keeps."""
 
+    def is_one_object(self, first: Spot, second: Spot) -> bool:
+        """Whether both places must have the same object as before, which is one."""
+        (one, at), (other, there) = (self.nodes[first[0]], first[1]), (self.nodes[second[0]], second[1])
+        return one.ids[at] == other.ids[there] and at not in one.special and there not in other.special
+
     def constant(self, name: str, value: Any) -> str:
+        """A name for a value: in capitals, for no variable is, so that the code never assigns to it."""
+        name = name.upper()
         self.names[name] = value
         return name
 
@@ -112,18 +123,18 @@ class _Writer:
             self.lines.append(f"if [*map(type, {_listed(self.distributed)})].count(DT) != {count}: return None")
         for first, second in self.aliases.same:
             self.lines.append(f"if {_variable(*first)} is not {_variable(*second)}: return None")
-        for first, second in self.aliases.cells:
+        for first, second in self.cells:
             self.lines.append(f"if {_variable(*first)}._ref.cell is not {_variable(*second)}._ref.cell: return None")
         if self.aliases.apart:
             self.names["TENSORS"] = self.aliases.tensors
             apart = _listed([_variable(*spot) for spot in self.aliases.apart])
             self.lines.append(f"d = {{*map(id, {apart})}}")
             self.lines.append(f"if len(d) != {len(self.aliases.apart)} or not TENSORS.isdisjoint(d): return None")
-        self.names["IDS"] = [ident for _, ident in self.same]
+        self.names["SAME"] = addresses_of(ident for _, ident in self.same)
         self.names["SPOTS"] = self.live
         values = [_listed([_variable(*spot) for spot in spots]) for spots in (self.live, self.states)]
         source = ["def check(A):", "  try:", *(f"    {line}" for line in self.lines)]
-        source += [f"    if [*map(id, {_listed([name for name, _ in self.same])})] != IDS: return None"]
+        source += [f"    if addresses({_listed([name for name, _ in self.same])}) != SAME: return None"]
         source += ["  except (AttributeError, KeyError, IndexError, TypeError, ValueError): return None"]
         source += [f"  return dict(zip(SPOTS, {values[0]})), {values[1]}"]
         exec(compile("\n".join(source), "<guards>", "exec"), self.names)
@@ -164,6 +175,9 @@ class _Writer:
 
     def loop(self, numbers: list[int]) -> None:
         """Check nodes that are alike, in the words of the first of them."""
+        if self.nodes[numbers[0]].kind is Mapping:
+            self.dicts(numbers)
+            return
         before, self.lines, self.alike, self.columns = self.lines, [], numbers, []
         self.look_into(numbers[0], "h")
         body, self.lines, self.alike = self.lines, before, []
@@ -178,6 +192,28 @@ class _Writer:
             self.lines.append(f"{', '.join(_variable(number, at) for number in numbers)}, = c{at}")
             for number in numbers:
                 self.judge(number, at)
+
+    def dicts(self, numbers: list[int]) -> None:
+        """Check dicts with the same names, all of them in each call."""
+        node, number, count = self.nodes[numbers[0]], numbers[0], len(numbers)
+        types = self.constant(f"t{number}", addresses_of([id(node.type)] * count))
+        keys = self.constant(f"k{number}", node.keys * count)
+        values = self.constant(f"e{number}", node.type.values)  # type: ignore[attr-defined]
+        self.lines += [
+            f"d = {_listed([self.holder(each) for each in numbers])}",
+            # None has more names than there are, so that all have each of them once.
+            f"if addresses((*map(type, d),)) != {types} or [*chained(d)] != {keys}: return None",
+            f"d = [*chained(map({values}, d))]",
+        ]
+        for at, role in enumerate(self.roles[number]):
+            column = f"d[{at}::{len(node.keys)}]"
+            if role == _KEEP:
+                self.lines.append(f"{', '.join(_variable(each, at) for each in numbers)}, = {column}")
+                for each in numbers:
+                    self.judge(each, at)
+            elif role == _PLAIN:
+                plain = self.constant(f"p{number}_{at}", addresses_of([id(node.plain[at])] * count))
+                self.lines.append(f"if addresses((*{column},)) != {plain}: return None")
 
     def look_into(self, number: int, h: str) -> None:
         node = self.nodes[number]

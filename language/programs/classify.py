@@ -33,7 +33,7 @@ CONSTANT, OPAQUE = "constant", "opaque"
 
 _CONSTANT_MODULES = (
     *("torch._ops", "torch._C", "torch.fx", "torch._subclasses", "torch.library", "torch._higher_order_ops"),
-    *("logging", "_thread", "re", "typing", "abc", "warnings", "functools"),
+    *("logging", "_thread", "re", "typing", "abc", "warnings"),
     *("monarch.language", "monarch.compiler", "monarch.runtime"),
     *("inspect", "importlib", "_frozen_importlib", "_frozen_importlib_external"),
     *("datetime", "decimal", "fractions", "uuid", "torch.autograd.function", "dataclasses"),

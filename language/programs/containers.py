@@ -103,26 +103,31 @@ class Attribute:
 _attribute = functools.cache(Attribute)
 
 
-class Deque(Sequence):
-    """A deque: how long it may be, and its entries."""
+class _Led(Held):
+    """A container whose first key stands for an attribute of its own."""
+
+    attribute: ClassVar[str]
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
         keys, values = super().read(holder)
-        return [_attribute("maxlen"), *keys], [holder.maxlen, *values]
+        return [_attribute(cls.attribute), *keys], [getattr(holder, cls.attribute), *values]
 
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
         super().fill(holder, keys[1:], values[1:])
 
 
-class Defaulting(Mapping):
+class Deque(_Led, Sequence):
+    """A deque: how long it may be, and its entries."""
+
+    attribute = "maxlen"
+
+
+class Defaulting(_Led, Mapping):
     """A defaultdict: what makes its entries, and these."""
 
-    @classmethod
-    def read(cls, holder: Any) -> Contents:
-        keys, values = super().read(holder)
-        return [_attribute("default_factory"), *keys], [holder.default_factory, *values]
+    attribute = "default_factory"
 
     @classmethod
     def get(cls, holder: Any, key: Any) -> Any:
@@ -138,7 +143,7 @@ class Defaulting(Mapping):
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
         holder.default_factory = values[0]
-        super().fill(holder, keys[1:], values[1:])
+        super().fill(holder, keys, values)
 
 
 class Own(Held):
@@ -161,7 +166,7 @@ class Own(Held):
     @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
         kind = _container_kind(holder)
-        first = 1 if kind in (Deque, Defaulting) else 0
+        first = 1 if issubclass(kind, _Led) else 0
         count = next((at for at, key in enumerate(keys) if at >= first and isinstance(key, Attribute)), len(keys))
         kind.fill(holder, keys[:count], values[:count])
         Attributes.fill(holder, [key.name for key in keys[count:]], values[count:])

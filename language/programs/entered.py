@@ -227,6 +227,8 @@ class Entered:
         self.seeded: Source | None = None
         """Where the program asks for the seed of PyTorch's generator, which is another while it is traced."""
         self._not_yet: list[tuple[CodeType, _Code, str, Sequence[str]]] = []
+        self._importing: Any = None
+        """How Python imports the module whose code runs now, for the first time in this process."""
         self._before: Any = None
 
     @contextmanager
@@ -241,6 +243,12 @@ class Entered:
 
     def _enter(self, frame: FrameType, event: str, argument: Any) -> Any:
         code = frame.f_code
+        if self._importing is not None and not self._importing._initializing:
+            self._importing = None
+        if code.co_name == "<module>" and self._importing is None:
+            self._importing = _importing(frame.f_globals)
+        if self._importing is not None:
+            return None if self._before is None else self._before(frame, event, argument)
         if id(code) not in self.met or self.met[id(code)] is not frame.f_globals:
             self.meet(frame)
         asks = self._asking.get(id(code))
@@ -376,6 +384,13 @@ class Entered:
     def made_by(self, code: CodeType) -> bool:
         """Whether code that was entered makes functions of this code."""
         return any(code in outer.co_consts for outer in self.codes)
+
+
+def _importing(names: dict[str, Any]) -> Any:
+    """The import system's record of a module with these globals, where it is being imported. What its code does
+    happens once in a process, and is none of a program's doing."""
+    spec = names.get("__spec__")
+    return spec if getattr(spec, "_initializing", False) else None
 
 
 def _unknown_value(value: Any, names: tuple[str, ...]) -> str | None:

@@ -153,6 +153,8 @@ class Guards:
             if held is not None:
                 root = path[1] if path[0] == "argument" else _weakly(value) if path[0] == "self" else value
                 queue.append((held, path, None, root))
+            elif kind_of(value) == OPAQUE:
+                self._say(f"an argument is a {type(value).__name__}, whose state Python does not show", None)
         for held in list(self._snapshot.held.values()):
             if isinstance(held, Names) and isinstance(held.holder, dict):
                 name = held.holder.get("__name__", "globals")

@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import functools
 import gc
+import sys
 import types
 import weakref
 from collections.abc import Iterable
@@ -27,7 +28,8 @@ TOLD = "@__name__", "@__qualname__", "@__doc__"
 
 
 def _told(holder: Any) -> list[Any]:
-    return [text if type(text) is str else None for text in (holder.__name__, holder.__qualname__, holder.__doc__)]
+    texts = holder.__name__, holder.__qualname__, holder.__doc__
+    return [sys.intern(text) if type(text) is str else None for text in texts]  # some classes make theirs when asked
 
 
 class Function(Held):
@@ -187,7 +189,7 @@ class Names(Held):
 
     def changed(self) -> Contents | None:
         now = self.look(self.holder, self.before[0])
-        return None if same_entries(self.before, (self.before[0], now)) else (self.before[0], now)
+        return None if same_entries(self.before, (self.before[0], now)) else ([*self.before[0]], now)
 
     @staticmethod
     def look(holder: Any, names: Iterable[str]) -> list[Any]:

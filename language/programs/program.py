@@ -24,6 +24,7 @@ from monarch.language.compile import compile_graph, compiles_templates, full_col
 from monarch.language.errors import TracedAgainWarning
 from monarch.language.programs.call import Annotations, Call
 from monarch.language.programs.environment import Environment, find_environment
+from monarch.language.programs.handlers import handlers_later
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
@@ -31,6 +32,7 @@ from monarch.language.programs.redundancy import keep_copies
 from monarch.language.programs.signature import parameters, signature, written
 from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
+from monarch.language.programs.watched import is_watched, run_itself
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh, looked_at, open_meshes
@@ -105,6 +107,9 @@ class Program(Generic[P, R]):
         """Run one step on the workers. Returns at once: tensors in the result are waited for when they are read."""
         if current_program() is not None:
             return self.__wrapped__(*args, **kwargs)  # a program within a program is part of it
+        if is_watched():
+            call = self._call_of(args, kwargs)
+            return run_itself(call, self._find_mesh(call.leaves, find_environment(self.__wrapped__)))
         with turns:
             result = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
         return result
@@ -139,7 +144,9 @@ class Program(Generic[P, R]):
             variant, found = known
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             return variant.run(leaves, found)
-        return self._trace_and_run(entry, call)
+        with handlers_later():
+            result = self._trace_and_run(entry, call)
+        return result
 
     def _entry(self, key: Any, call: Call) -> Entry:
         """What is known of a signature, which stands at the end from now on."""
@@ -209,12 +216,12 @@ class Program(Generic[P, R]):
         try:
             with full_collections_later():
                 found, compiled = self._traced(entry, call, attempt)
-            if compiled in entry.compiled:
-                entry.compiled.remove(compiled)
-            entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
-            if self.options.redundancy:
-                keep_copies(compiled.plan, found.mesh, found.meshes)
-            result = first_run(compiled, found, leaves, attempt)
+                if compiled in entry.compiled:
+                    entry.compiled.remove(compiled)
+                entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
+                if self.options.redundancy:
+                    keep_copies(compiled.plan, found.mesh, found.meshes)
+                result = first_run(compiled, found, leaves, attempt)
         except BaseException:
             attempt.take_back()
             raise
@@ -256,7 +263,10 @@ class Program(Generic[P, R]):
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
         if compiled is None and symbols is not None:
             compiled = self._memory.families.compiled(call, found)
-        return found, compiled or Compiled(found, self.options.looking_for(found.mesh._anomaly), call.values)
+        if compiled is None:
+            with found.mesh.spending("compile", self._name):
+                compiled = Compiled(found, self.options.looking_for(found.mesh._anomaly), call.values)
+        return found, compiled
 
     def _say(self, entry: Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
         """Say once that a program is traced again at each call."""
@@ -343,11 +353,12 @@ class Program(Generic[P, R]):
 
     def _look(self, call: Call, symbols: Any) -> Graph:
         attempt = Attempt()
-        try:
-            found = self._trace(call, set(), symbols, attempt)
-            graph = found.graph
-        finally:
-            attempt.take_back()
+        with handlers_later():
+            try:
+                found = self._trace(call, set(), symbols, attempt)
+                graph = found.graph
+            finally:
+                attempt.take_back()
         found.release()
         return graph
 
@@ -356,7 +367,8 @@ class Program(Generic[P, R]):
     def _trace(self, call: Call, moving: set[Path], symbols: Any, attempt: Attempt) -> Trace:
         environment = find_environment(call.function)
         self._memory.resolved = mesh = self._find_mesh(call.leaves, environment)
-        return trace(call, mesh, environment, self._memory.varying, moving, symbols, attempt)
+        with mesh.spending("trace", self._name):
+            return trace(call, mesh, environment, self._memory.varying, moving, symbols, attempt)
 
     def _find_mesh(self, leaves: list[Any], environment: Environment) -> Mesh:
         if self._mesh is not None:

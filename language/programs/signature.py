@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import ast
+import datetime
 import functools
 import inspect
+import uuid
 from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
 from typing import Annotated, Any, get_origin
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
+from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import PLAIN
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
@@ -61,7 +67,31 @@ def add_plain(key: list[Any], leaf: Any) -> None:
     elif type(leaf) in PLAIN and type(leaf) is not slice:
         key += (type(leaf), leaf)
     else:
-        key.append(type(leaf))  # guards look into it
+        key.append(type(leaf))
+        if type(leaf) in _BY_TEXT or isinstance(leaf, np.generic) and not isinstance(leaf, np.void):
+            key.append(repr(leaf))
+        elif isinstance(leaf, _VALUES):  # of the rest of such an object guards know
+            key += [base.__repr__(leaf) for base in _VALUES if isinstance(leaf, base)]
+        elif type(leaf) is slice or isinstance(kind_of(leaf), str):
+            key.append(_Same(leaf))  # guards cannot look into it
+
+
+_BY_TEXT = (Fraction, Decimal, datetime.date, datetime.datetime, datetime.time, datetime.timedelta, uuid.UUID)
+"""Types whose text says all that there is of a value."""
+_VALUES: tuple[Any, ...] = (int, float, complex, str, bytes)
+
+
+class _Same:
+    """An object in a signature's key: another one is another argument."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def settled(leaf: DistributedTensor) -> DistributedTensor:

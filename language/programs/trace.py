@@ -32,7 +32,7 @@ from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.snapshot import Snapshot
-from monarch.language.recorder.dispatch import tracing
+from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.scalar import ScalarNode

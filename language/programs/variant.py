@@ -52,8 +52,10 @@ class Compiled:
             self.plan: Plan = compile_graph(trace.graph, options, kept=True)
         else:
             self.template = compile_template(trace.graph, options, trace.scope)
-            self.plan = self.template.at(values)
+            self.plan = self.template.at(values, again=True)
         self.ran = False
+        self.later = 0
+        """In which run, from the next on, it gets a plan with generated kernels; 0 where it has what it gets."""
         self.key = trace.key
         self.constants = trace.constants
         self.state_labels = [label for label, _ in trace.states]
@@ -101,10 +103,12 @@ class Compiled:
         """What makes each of the results."""
 
     def at(self, values: Mapping[str, int]) -> Compiled:
-        """The same for other values of the named sizes, which meet the conditions: nothing is compiled."""
+        """The same for other values of the named sizes, which meet the conditions: nothing is compiled, unless these
+        come again."""
         assert self.template is not None
         found = copy(self)
         found.values, found.plan, found.ran = values, self.template.at(values), False
+        found.later = 0 if self.template.lowered is None else 2
         found._typed()
         return found
 
@@ -126,6 +130,10 @@ class Compiled:
         bind: Bind | None,
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
+        if self.later == 1:
+            assert self.template is not None
+            self.plan = self.template.at(self.values, again=True)
+        self.later = max(self.later - 1, 0)
         arguments: list[Any] = []
         before: torch.Tensor | None = None  # PyTorch's generator's state, where the seed is drawn from it
         seed = 0
@@ -343,7 +351,11 @@ class Variant:
     def _states_hold(self, cells: list[Cell]) -> bool:
         handles = [*map(_HANDLE, cells)]
         read = [handles[number] for number, _ in self.compiled.layouts]
-        if None in read or (types := [*map(_TYPE, read)]) != self.compiled.types:
+        try:
+            types = [*map(_TYPE, read)]
+        except AttributeError:  # one has no value yet
+            return False
+        if types != self.compiled.types:
             return False
         self.compiled.types = types  # equal ones, and at the next call the same objects, which are quicker to compare
         for number, first in self._same:

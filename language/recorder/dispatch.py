@@ -1,21 +1,16 @@
 """The recorder: every ATen call that touches a distributed tensor goes onto a tape, with the user's source line.
 
-There is one recorder and two doors to it. While a `@monarch.program` is traced, calls go to the program's tape
-(`tracing`), and factory functions make distributed tensors too. Otherwise they go to the mesh's pending tape, which
-runs as an implicit program when a value is needed (`monarch.language.eager`).
+There is one recorder and two doors to it. While a `@monarch.program` is traced, calls go to the program's tape, and
+factory functions make distributed tensors too (`modes`). Otherwise they go to the mesh's pending tape, which runs as an
+implicit program when a value is needed (`monarch.language.eager`).
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.ops.record import of_packet
@@ -37,9 +32,7 @@ from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.recorder.varying import (
     active,
     check_gradients,
-    made_to_vary,
     refuse_write,
-    selected,
     varying_of,
     varying_together,
 )
@@ -312,7 +305,7 @@ def _results_of_write(
     varying: tuple[str, ...],
 ) -> Any:
     """Put a call that writes to its arguments on the tape. Of its results some are tensors that it writes."""
-    written = _written(func, args, kwargs)
+    written = writes_of(func, args, kwargs)
     if func.namespace == "aten" and any(isinstance(value, list) for value in written.values()):
         raise ProgramError(
             f"{func.overloadpacket} changes lists of tensors in place, which cannot be recorded",
@@ -321,7 +314,7 @@ def _results_of_write(
         )
     for tensor in (each for value in written.values() for each in (value if isinstance(value, list) else [value])):
         if not isinstance(tensor, DistributedTensor):
-            raise _plain_write(tensor)
+            raise plain_write(tensor)
         if id(tensor._ref.cell) in recording.input_cells:
             raise ProgramError(
                 "an argument of the program is changed in place",
@@ -356,7 +349,7 @@ def _results_of_write(
     return (results[0] if single else tuple(results)) if results else None
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+def writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tensors, or lists of them, that a call writes to, by the arguments' names."""
     found = {}
     for position, argument in enumerate(func._schema.arguments):
@@ -393,7 +386,8 @@ def _reshaped_in_place(func: Any) -> OperatorError:
     )
 
 
-def _plain_write(tensor: torch.Tensor) -> ProgramError:
+def plain_write(tensor: torch.Tensor) -> ProgramError:
+    """The error of a program that writes to a plain tensor from outside."""
     return ProgramError(
         f"a plain tensor of shape {list(tensor.shape)} is changed in place by a distributed one",
         hint="place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
@@ -508,7 +502,7 @@ def _placed(recording: Recording, found: Any) -> Any:
 
 
 def _distributed(entries: Any) -> Iterator[DistributedTensor]:
-    return (tensor for tensor in _tensors(entries) if isinstance(tensor, DistributedTensor))
+    return (tensor for tensor in tensors_in(entries) if isinstance(tensor, DistributedTensor))
 
 
 def _known(recording: Recording, value: Any) -> Any:
@@ -521,131 +515,10 @@ def _known(recording: Recording, value: Any) -> Any:
     return value
 
 
-# -- factory functions -----------------------------------------------------------------------------------------------
-
-
-def _tensors(entries: Any) -> Iterator[torch.Tensor]:
+def tensors_in(entries: Any) -> Iterator[torch.Tensor]:
+    """The tensors among a call's arguments, also in lists and tuples."""
     for entry in entries:
         if isinstance(entry, torch.Tensor):
             yield entry
         elif isinstance(entry, (list, tuple)):
-            yield from _tensors(entry)
-
-
-class _Factories(TorchDispatchMode):
-    """While a program is traced: factory functions make replicated tensors, and plain tensors from outside are not
-    written to."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """No: torch would load TorchDynamo on the first call only to keep it out."""
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        watching = sys.gettrace()  # which functions the program enters: none of its own is entered from here
-        sys.settrace(None)
-        try:
-            return self._dispatch(func, args, kwargs or {})
-        finally:
-            sys.settrace(watching)
-
-    def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        recording = current.recording
-        assert recording is not None
-        if find_mesh(args, kwargs) is not None:
-            if not func._schema.is_mutable or (plain_args := _of_plain(recording, func, args, kwargs)) is None:
-                return dispatch(func, args, kwargs)
-            args, kwargs = plain_args
-        plain = list(_tensors((*args, *kwargs.values())))
-        if func is aten.lift_fresh.default:
-            return _literal(recording, args[0])
-        if plain:
-            for tensor in _tensors(_written(func, args, kwargs).values()):
-                if not recording.is_own(tensor):
-                    raise _plain_write(tensor)
-            result = func(*args, **kwargs)
-            recording.computed(plain, result)
-            return result
-        if not any("Tensor" in str(value.type) for value in func._schema.returns):
-            return func(*args, **kwargs)
-        return dispatch(func, args, kwargs)
-
-
-def _of_plain(recording: Recording, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """The arguments of a call that writes to plain tensors of the program's own (`mask[0] = 1.0`), with plain tensors
-    for all others; None where these are not known while the program is traced."""
-    if not all(recording.is_own(tensor) for tensor in _tensors(_written(func, args, kwargs).values())):
-        return None
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    for at, leaf in enumerate(leaves):
-        if isinstance(leaf, DistributedTensor):
-            leaves[at] = known_value(recording, leaf)
-            if leaves[at] is None:
-                return None
-    return pytree.tree_unflatten(leaves, spec)
-
-
-def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
-    """`torch.tensor(3.0)` in a program."""
-    if tensor.numel() == 1:
-        value = tensor.item()
-        made: DistributedTensor = record(
-            aten.full.default, (list(tensor.shape), value), {"dtype": tensor.dtype}, recording.mesh
-        )
-        return made
-    return recording.constant(tensor)
-
-
-@contextmanager
-def tracing(recording: Recording) -> Iterator[None]:
-    """Let this thread's calls go to a program's recording; factory functions make replicated tensors meanwhile."""
-    before, current.recording = current.recording, recording
-    try:
-        with _Factories():
-            yield
-    finally:
-        current.recording = before
-
-
-# -- per-worker code -------------------------------------------------------------------------------------------------
-
-
-class _Mixing(TorchFunctionMode):
-    """In per-worker code: what needs a gradient is made to vary where it meets what varies."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = made_to_vary(func, args, kwargs or {})
-        if func is torch.Tensor.__getitem__:
-            return selected(*args)
-        return func(*args, **kwargs)
-
-
-class _OnMesh(TorchDispatchMode):
-    """In per-worker code outside of programs: factory functions make tensors of the mesh, as they do in programs."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        makes = any("Tensor" in str(value.type) for value in func._schema.returns)
-        if find_mesh(args, kwargs) is not None or (makes and not any(_tensors((*args, *kwargs.values())))):
-            return dispatch(func, args, kwargs)
-        return func(*args, **kwargs)
-
-
-@contextmanager
-def per_worker(mesh: Mesh, dims: tuple[str, ...]) -> Iterator[None]:
-    """Write per-worker code of `mesh` along these mesh dims. ProgramError where it is of another mesh than the code
-    around it."""
-    program = current.recording
-    if program is not None:
-        program.join(mesh)
-    before = active.regions
-    active.regions = (*before, (mesh, dims))
-    try:
-        with _Mixing(), nullcontext() if program is not None else _OnMesh():
-            yield
-    finally:
-        active.regions = before
+            yield from tensors_in(entry)

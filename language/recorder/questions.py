@@ -1,16 +1,13 @@
 """What libraries ask PyTorch about how their code runs: inside of a program it is traced, and a program is compiled.
 
 `transformers` and others choose a path without branches on values where `torch.compiler.is_compiling()` says yes. So
-programs do, to all but PyTorch's own modules, which would take other arithmetic for it. `torch.compile` of a program
-is the program: TorchDynamo would trace what traces it.
+programs do, to all but PyTorch's own modules, which would take other arithmetic for it.
 """
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -33,14 +30,3 @@ def _asks(function: Callable[[], bool]) -> Callable[[], bool]:
 
 torch.compiler.is_compiling = _asks(torch.compiler.is_compiling)
 torch.compiler.is_dynamo_compiling = _asks(torch.compiler.is_dynamo_compiling)
-
-
-def _leaves_programs(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def compile(model: Any = None, **options: Any) -> Any:
-        return model if hasattr(type(model), "__wrapped_program__") else function(model, **options)
-
-    return compile
-
-
-torch.compile = _leaves_programs(torch.compile)

@@ -23,19 +23,19 @@ from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import record
 from monarch.language.errors import OperatorError
+from monarch.language.recorder.checkpoints import checkpoint_part, drawn_along
 from monarch.language.recorder.dispatch import mesh_now
 from monarch.language.recorder.recording import Recording, outside_programs, recording_for
 from monarch.language.recorder.validation import check
 from monarch.language.recorder.varying import (
     active_dims,
-    checkpoint_part,
     from_varying,
-    is_computed_again,
     to_varying,
     vary,
     varying_together,
 )
 from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import run_fake
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -51,8 +51,6 @@ class _Streams:
     """The streams of a program that is traced."""
 
     def __init__(self) -> None:
-        self.own: dict[Any, tuple[str, ...]] = {}
-        """The mesh dims along which workers have drawn numbers of their own, by stream and seed."""
         self.seeded: list[tuple[int, int]] = []
         """Seeds that the program has given, and the number of the next stream behind each."""
 
@@ -71,10 +69,6 @@ class _Streams:
 
 
 _streams = threading.local()
-
-_own_eager: dict[Any, tuple[str, ...]] = {}
-"""The same for the draws of their own outside of programs, by seed: the last of them."""
-_REMEMBERED = 2**16
 
 
 def next_seed() -> int:
@@ -119,29 +113,18 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
             source=user_source(),
         )
     stream, key = _stream(recording)
-    dims = _own_draws(recording, key, [] if like is None else [like])
+    dims = _own_draws(mesh, key, [] if like is None else [like])
     if not dims:
         return recording.own(ops.random, (distribution, shape, dtype, *stream), shape, dtype)
     shape = (mesh.size(dims), *shape)
     return _own_part(recording.own(ops.random, (distribution, shape, dtype, *stream), shape, dtype), dims)
 
 
-def _own_draws(recording: Recording, key: Any, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:
+def _own_draws(mesh: Mesh, key: Any, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:
     """The mesh dims along which each worker draws numbers of its own: those of the per-worker code that this is, and
     those along which an operand varies. A checkpoint that computes its values again draws as it did first."""
-    mesh = recording.mesh
-    drawn = _streams.now.own if recording.program else _own_eager
-    if is_computed_again() and key in drawn:
-        return drawn[key]
     found = {*active_dims(mesh), *varying_together(operands)}
-    dims = tuple(dim for dim in mesh.mesh_dim_names if dim in found)
-    if not dims:
-        drawn.pop(key, None)  # what drew from a generator in the same state before was another draw
-    else:
-        drawn[key] = dims
-        while len(drawn) > _REMEMBERED:
-            del drawn[next(iter(drawn))]
-    return dims
+    return drawn_along(key, tuple(dim for dim in mesh.mesh_dim_names if dim in found))
 
 
 def _own_part(drawn: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
@@ -171,7 +154,7 @@ def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
     mesh = tensors[0].mesh
     recording = recording_for(mesh)
     stream, key = _stream(recording)
-    dims = _own_draws(recording, key, tensors)
+    dims = _own_draws(mesh, key, tensors)
     if dims:
         tensors = [_for_all(each, dims) for each in tensors]
     values = tuple(recording.value_of(each._ref) for each in tensors)

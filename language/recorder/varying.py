@@ -15,10 +15,8 @@ This is JAX's type system for `shard_map` ("varying manual axes"; `to_varying(x,
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from types import FrameType
 from typing import Any
 
 import torch
@@ -26,6 +24,7 @@ import torch
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.types import MeshSpec
+from monarch.language.recorder.checkpoints import checkpoint_part
 from monarch.language.recorder.recording import recording_for
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -195,25 +194,6 @@ def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ..
                 f"y = x * monarch.vary(w, {missing[0]!r})   # right: the same, said at the one place",
                 source=user_source(),
             )
-
-
-def checkpoint_part() -> str:
-    """The function of torch's checkpoints that runs what runs now, "" where none does: "unpack_hook" while values are
-    computed again that the backward pass has asked for, "backward" while a reentrant one computes and
-    differentiates."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code.co_filename.endswith("torch/utils/checkpoint.py"):
-            found = frame.f_code.co_name
-            if found in ("unpack_hook", "backward", "checkpoint"):
-                return found
-        frame = frame.f_back
-    return ""
-
-
-def is_computed_again() -> bool:
-    """Whether a checkpoint computes values again, which it does outside of the code in which it computed them first."""
-    return torch._C._current_autograd_node() is not None and checkpoint_part() in ("unpack_hook", "backward")
 
 
 _GRADIENTS = frozenset(["backward", "grad", "__set__", "register_hook", "retain_grad", "requires_grad_"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -12,6 +13,7 @@ from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
+from monarch.compiler.execution.events import Span, heard, tell
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
 from monarch.compiler.execution.factories import abstract_can_run, executor_for
 from monarch.compiler.loading import load
@@ -342,6 +344,16 @@ class Mesh(MeshAlgebra):
         if self._part is None or self._part.whole is not whole:
             self._part = whole.over(self._shape)
         return self._part
+
+    @contextmanager
+    def spending(self, kind: str, label: str) -> Iterator[None]:
+        """Tell what the controller has done for the workers in a block (`events.Span`), where they run."""
+        start = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            if (executor := self._workers.executor) is not None and heard(Span):
+                tell(Span(executor, kind, label, start, time.monotonic_ns(), -1))
 
     def fetch(self, ask: Callable[[Executor], T]) -> T:
         """The executor's answer. Where a step failed, state goes back to that of the last finished step first."""

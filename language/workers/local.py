@@ -13,7 +13,7 @@ from torch.utils import _pytree
 from monarch.compiler.errors import LayoutError, ProgramError, Source
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
-from monarch.language.recorder.dispatch import per_worker
+from monarch.language.recorder.modes import per_worker
 from monarch.language.recorder.recording import current_program, recording_for
 from monarch.language.recorder.varying import active_dims, distributed, from_varying, to_varying, vary, varying_of
 from monarch.language.source import user_source

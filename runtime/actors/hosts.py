@@ -27,6 +27,7 @@ def hosts(
     fan_out: int = 8,
     timeout: float | None = None,
     spares: int = 0,
+    room: int = 0,
 ) -> HostMesh:
     """Attach hosts on which `monarch host` runs.
 
@@ -45,7 +46,9 @@ def hosts(
                        without it
     `spares`           so many of them, the last, run nothing until `heal_mesh(mesh, policy="spare")` puts one in the
                        place of a host that is lost
+    `room`             so many further hosts may join while a mesh runs (`HostMesh.join`): the mesh has workers for them
+                       too, which until then are on the hosts that there are
 
     Raises MonarchError where a host cannot be attached, with the reason for each.
     """
-    return mesh_of(attach(addresses, tls, token, trusted_network, transports, fan_out, timeout, spares))
+    return mesh_of(attach(addresses, tls, token, trusted_network, transports, fan_out, timeout, spares, room))

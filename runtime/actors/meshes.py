@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 import cloudpickle
 
 from monarch.compiler.config import for_spawned, settings
+from monarch.compiler.execution.events import Spawned, heard, tell
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.execution.factories import executor_for
-from monarch.compiler.mesh import MeshAlgebra, MeshShapeError, Shape
+from monarch.compiler.mesh import MeshAlgebra, MeshShapeError, Point, Shape
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.actors import classes
 from monarch.runtime.actors.actor import Actor
@@ -48,6 +49,7 @@ from monarch.runtime.actors.processes.binding import bindings
 from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, One, failing
+from monarch.runtime.actors.telemetry import recording
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
 
@@ -78,13 +80,18 @@ class HostMesh(MeshAlgebra):
     """
 
     def __init__(
-        self, shape: Shape, agents: tuple[str, ...] | None = None, attached: AttachedHosts | LaunchedHosts | None = None
+        self,
+        shape: Shape,
+        agents: tuple[str, ...] | None = None,
+        attached: AttachedHosts | LaunchedHosts | None = None,
+        command: tuple[str, ...] = (),
     ) -> None:
         """`agents` are those of all base ranks, `attached` how the program reaches them. An agent is made on attached
-        hosts, or on this one if there are none, when the first processes are spawned."""
+        hosts, or on this one if there are none, when the first processes are spawned. `command` starts these."""
         self._shape = shape
         self._known = agents
         self._attached = attached
+        self._command = command
         self._ended = ""
         """What was called that ended its use."""
 
@@ -116,6 +123,11 @@ class HostMesh(MeshAlgebra):
         process attached were sent here.
         """
         self._usable()
+        if self._command:
+            raise MonarchError(
+                f"cannot run a program on {self!r}: its workers are forked, and not started with {self._command[0]}",
+                hint="use the hosts without with_python_executable, or Mesh(procs=...) with processes spawned there.",
+            )
         if self._attached is not None:
             if self._shape.ranks() != list(range(len(self._attached.addresses))):
                 raise MonarchError(
@@ -130,6 +142,26 @@ class HostMesh(MeshAlgebra):
                 hint="make the mesh in the process that called monarch.hosts, or attach the hosts here too.",
             )
         return executor_for(mesh)
+
+    def join(self, address: str) -> None:
+        """Attach another host, on which `monarch host` runs with the same token or certificates of the same authority:
+
+            hosts = monarch.hosts(["node1:4242", "node2:4242"], room=2)
+            mesh = Mesh(data=16, hosts=hosts)         # 4 workers for each of the hosts that there may be
+            monarch.resize_mesh(mesh, data=8)         # those of the first two
+            ...
+            hosts.join("node3:4242")
+            monarch.resize_mesh(mesh, data=12)
+
+        Behind it, workers by which `monarch.resize_mesh` has a mesh grow run on hosts that have joined, where they
+        shared another. This host mesh keeps its shape: actors are spawned on the hosts that it has. From any thread;
+        returns when the host is attached. Raises MonarchError where it cannot be, and for hosts that this process did
+        not attach; then nothing has changed.
+        """
+        self._usable()
+        if self._attached is None:
+            raise MonarchError(f"{self!r} takes no hosts", hint="attach them here: monarch.hosts([...], room=1).")
+        self._attached.attached.join(address)
 
     def close(self) -> None:
         """End what runs on attached hosts for this process, and let them go. Idempotent. Raises MonarchError for a part
@@ -210,6 +242,7 @@ class HostMesh(MeshAlgebra):
         bootstrap: Callable[[], None | Awaitable[None]] | None = None,
         name: str = "procs",
         proc_bind: Sequence[Mapping[str, str]] | None = None,
+        bootstrap_command: Sequence[str] | Callable[[Point], Sequence[str]] | None = None,
     ) -> ProcMesh:
         """Start processes, on each host a grid of these dims: `this_host().spawn_procs(per_host={"gpus": 8})`.
 
@@ -219,8 +252,13 @@ class HostMesh(MeshAlgebra):
         its memory comes: `[{"cpus": "0-3"}, {"cpunodebind": "1", "membind": "1"}]`; where a host does not have that, a
         process ends as if its bootstrap had raised.
 
+        `bootstrap_command` starts them anew rather than forked, which takes seconds: the words of a command to which an
+        interpreter's arguments are appended, `["numactl", "--membind=0", "python3"]`, or a function that gives them for
+        a process's place. It has to become an interpreter, in the same process, of the same Python with the same
+        Monarch. `with_python_executable` sets it for all that is spawned.
+
         Raises MonarchError where a limit of the system is reached, SupervisionError where a host is lost, ValueError
-        for a `proc_bind` that cannot be meant.
+        for a `proc_bind` or a `bootstrap_command` that cannot be meant.
         """
         dims = dict(per_host or {})
         self._usable()
@@ -232,6 +270,12 @@ class HostMesh(MeshAlgebra):
         agents = tuple(self._agents[base] for base in self._shape.ndslice)
         each = len(shape) // len(agents)
         bound = bindings(proc_bind, each)
+        if callable(bootstrap_command):
+            commands = tuple(tuple(bootstrap_command(Point(rank, shape.extent))) for rank in range(len(shape)))
+        else:
+            commands = (tuple(bootstrap_command or self._command),)
+        if isinstance(bootstrap_command, str) or (bootstrap_command is not None and not all(commands)):
+            raise ValueError(f"bootstrap_command={bootstrap_command!r}: a command is a list of words, as ['python3']")
         group = Group(
             id=process.new_id(),
             name=name,
@@ -248,8 +292,12 @@ class HostMesh(MeshAlgebra):
             settings=tuple(for_spawned().items()),
             levels=logs.levels(),
             bindings=bound,
+            commands=commands,
+            recorded=recording.bounds(),
         )
         mesh = ProcMesh(group, shape)
+        if heard(Spawned):
+            tell(Spawned("processes", group.id, name, _dims_of(shape), len(shape)))
         try:
             _start(process, group)
         except BaseException:
@@ -258,14 +306,18 @@ class HostMesh(MeshAlgebra):
         process.owns(instance.actor_id, mesh, processes=True)
         return mesh
 
+    def with_python_executable(self, path: str | os.PathLike[str]) -> HostMesh:
+        """The same hosts, on which processes are spawned with this interpreter, anew: see `spawn_procs`."""
+        return HostMesh(self._shape, self._known, self._attached, (os.fspath(path),))
+
     def _over(self, shape: Shape) -> HostMesh:
-        return HostMesh(shape, self._known, self._attached)
+        return HostMesh(shape, self._known, self._attached, self._command)
 
     def _describe(self, base: int) -> str:
         return self._reached()[base] or os.uname().nodename
 
-    def __reduce__(self) -> tuple[type[HostMesh], tuple[Shape, tuple[str, ...]]]:
-        return HostMesh, (self._shape, self._agents)
+    def __reduce__(self) -> tuple[type[HostMesh], tuple[Shape, tuple[str, ...], None, tuple[str, ...]]]:
+        return HostMesh, (self._shape, self._agents, None, self._command)
 
     def __repr__(self) -> str:
         dims = f"{self.extent}: " if self.extent else ""
@@ -329,6 +381,8 @@ class ProcMesh(Owned):
             self._origin = instance, instance.originates(self)
         payload = Payload.of((mesh, self._origin[1], args, kwargs), members)
         process.owns(instance.actor_id, mesh, processes=False)
+        if heard(Spawned):
+            tell(Spawned("actors", actor_id, name, _dims_of(mesh._shape), len(members)))
         gone = mesh._audience.send(process, lambda rank: (SPAWN, actor_id, None, rank, name, instance.owner), payload)
         for rank in gone:  # of whose end nobody has told this process, which may be younger
             process.supervision(PlaceEnded(actor_id, rank, MeshFailure(actor_id, name, rank, "its process is gone")))
@@ -428,11 +482,16 @@ class ProcMesh(Owned):
         return hash((self._id, self._shape))
 
     def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
-        plain = replace(self._group, bootstrap=None, path=(), environ=(), settings=(), levels=())
+        plain = replace(self._group, bootstrap=None, path=(), environ=(), settings=(), levels=(), commands=())
         return ProcMesh, (plain, self._shape)
 
     def __repr__(self) -> str:
         return f"ProcMesh('{self._name}', {self.extent})"
+
+
+def _dims_of(shape: Shape) -> str:
+    """The dims of a mesh, as text: "hosts=2, gpus=8"."""
+    return ", ".join(f"{dim}={size}" for dim, size in shape.extent.items())
 
 
 def _start(process: Process, group: Group) -> None:

@@ -35,17 +35,24 @@ class Link:
         self._flows.set()
         self._lock = threading.Lock()
         self._ends: list[socket.socket] = []
+        self._forgotten: set[socket.socket] = set()
         self._closed = False
         threading.Thread(target=self._accept, name="chaos link", daemon=True).start()
 
     def cut(self) -> None:
         """Both ends find their connections reset. New ones can be made."""
         with self._lock:
-            ends, self._ends = self._ends, []
+            ends, self._ends, self._forgotten = [*self._ends, *self._forgotten], [], set()
         for end in ends:
             with suppress(OSError):  # closed by the other end's close
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER)
                 end.shutdown(socket.SHUT_RDWR)
+
+    def forget(self) -> None:
+        """Nothing comes through the connections that there are any more, and nobody is told. New ones can be made."""
+        with self._lock:
+            self._forgotten |= set(self._ends)
+            self._ends = []
 
     def hold(self) -> None:
         """Nothing comes through any more, and nobody is told, until `let_go`: then all of it comes."""
@@ -98,6 +105,8 @@ class Link:
     def _pass_on(self, source: socket.socket, target: socket.socket) -> None:
         try:
             while data := source.recv(_PIECE):
+                if source in self._forgotten:
+                    continue
                 self._flows.wait()
                 time.sleep(self.delay)
                 spoil, self._spoil = self._spoil, None

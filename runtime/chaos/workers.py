@@ -50,6 +50,12 @@ def fail(mesh: OnWorkers, worker: int, instruction: int = 0) -> None:
     _inject(mesh, worker, Kind.FAIL, instruction)
 
 
+def nan(mesh: OnWorkers, worker: int, instruction: int = 0) -> None:
+    """In its next step a worker's first floating-point result, from this instruction on, gets a NaN as its first
+    element, as of a broken processor: nobody is told."""
+    _inject(mesh, worker, Kind.NAN, instruction)
+
+
 def limit(mesh: OnWorkers, worker: int, resource: Resource, left: int | None) -> None:
     """From here on a worker has only so much left: of memory (bytes of address space) or open files; or, with
     "file size", no file that it writes can be larger than so many bytes, which is how a full disk looks. None lifts

@@ -40,10 +40,13 @@ class Collectives:
         ranks: Sequence[int] | None = None,
         network: Network | None = None,
         joint: Sequence[int] | None = None,
+        committing: Sequence[int] | None = None,
     ) -> None:
-        """`joint` are the workers of all parts of the plans, where these are of several."""
+        """`joint` are the workers of all parts of the plans, where these are of several, and `committing` those of them
+        with which these commit."""
         self.at = at
         self.joint = joint
+        self._committing = committing or joint
         self.mesh = mesh
         self.ranks = range(mesh.workers) if ranks is None else ranks
         self._network = network
@@ -52,9 +55,16 @@ class Collectives:
         self._groups: dict[tuple[str, ...], Group] = {}
         self._backends: dict[str, ProcessGroups | Streamed] = {}
 
-    def over(self, mesh: MeshSpec, ranks: Sequence[int], joint: Sequence[int] | None = None) -> Collectives:
-        """Those of plans that run on some of the workers, or of a part of plans whose parts run on `joint`."""
-        return Collectives(self.at, mesh, ranks, self._network, joint)
+    def over(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        joint: Sequence[int] | None = None,
+        committing: Sequence[int] | None = None,
+    ) -> Collectives:
+        """Those of plans that run on some of the workers, or of a part of plans whose parts run on `joint`, and that
+        commits with `committing`."""
+        return Collectives(self.at, mesh, ranks, self._network, joint, committing)
 
     def transfers(self, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> Transfers:
         """What a part of a plan sends, and receives. `ranks` are the workers of each part."""
@@ -101,7 +111,7 @@ class Collectives:
 
     def commit(self) -> Callable[[], None]:
         at, mirror = self.at, self.at.mirror
-        everyone = tuple(self.ranks if self.joint is None else self.joint)
+        everyone = tuple(self.ranks if self._committing is None else self._committing)
         stages: list[Group | None] = [Group(everyone, at.rank, mirror)]
         if mirror is not None:  # on each host, then one worker of each host, then on each host again
             on: dict[tuple[int, ...], list[int]] = {}

@@ -21,7 +21,7 @@ from monarch.runtime.collectives.rendezvous import Rendezvous
 if TYPE_CHECKING:
     from monarch.runtime.collectives.collectives import Collectives
 
-_CONNECT = timedelta(seconds=30)
+_CONNECT = timedelta(minutes=5)  # on a loaded machine; who waits for it hears of a failed peer meanwhile
 _FOR_EVER = timedelta(days=365)  # who waits for a worker that fails looks up, and is woken
 _LOOK = timedelta(seconds=LOOK_SECONDS)
 _ATTEMPTS = 8

@@ -30,6 +30,7 @@ import torch
 
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.collectives.sending import Sending
 from monarch.runtime.shared import futex, signals
 from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted, Signals, TimedSignals
 from monarch.runtime.shared.window import AREAS, SLOTS, Window
@@ -82,6 +83,7 @@ class Meetings:
         self._area = 0
         self._readers: list[tuple[tuple[int, ...], int]] = [((), 0)] * AREAS
         self._slots: list[tuple[tuple[int, ...], int]] = [((), 0)] * SLOTS
+        self.sending = Sending(window, rank, mirror)
         self.verdict: Callable[[int], bool] = lambda step: False
         """Waits to be told whether other workers have passed the commit of a step, where a worker died meanwhile."""
         self.leaving: list[Callable[[int], None]] = []
@@ -155,8 +157,8 @@ class Meetings:
 
     def _signals(self) -> Signals:
         made = self.window.signals()
-        if self.mirror is not None:  # what comes is written by a thread of this process, which spinning would hold up
-            made.spins = made.yielding = 0
+        if self.mirror is not None:  # what comes is written by a thread of this process, which yielding would hold up
+            made.yielding = 0
         return made
 
     # -- workers that are behind -----------------------------------------------------------------------------------
@@ -349,17 +351,17 @@ class Meetings:
             self.mirror.tell(hosts, event, signals.SENT)
         self._slots[slot] = readers, event
 
-    def took(self, piece: int, senders: Sequence[int]) -> None:
+    def took(self, piece: int, senders: Sequence[int], word: int = signals.TOOK) -> None:
         """This worker has read what it needs of a piece."""
         event = self.step << STEP_BITS | piece
-        self.signals.store(signals.line_of(self.rank) + signals.TOOK, event)
+        self.signals.store(signals.line_of(self.rank) + word, event)
         if self.mirror is not None and (hosts := self.mirror.hosts_of(senders)):
-            self.mirror.tell(hosts, event, signals.TOOK)
+            self.mirror.tell(hosts, event, word)
 
-    def await_sent(self, rank: int, piece: int, everyone: Sequence[int]) -> None:
+    def await_sent(self, rank: int, piece: int, everyone: Sequence[int], word: int = signals.SENT) -> None:
         """Wait until a worker has sent a piece. Raises Aborted where any of `everyone`, who run the step, has failed
         it, or a worker has died."""
-        self._await_word(signals.line_of(rank) + signals.SENT, self.step << STEP_BITS | piece, everyone, rank)
+        self._await_word(signals.line_of(rank) + word, self.step << STEP_BITS | piece, everyone, rank)
 
     def reclaim_slot(self, slot: int, everyone: Sequence[int]) -> None:
         """Wait until nobody reads any more what was last in a slot. Raises as `await_sent` does."""

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS = 0.5
 """How often who waits looks up."""
 
-_EXPLAIN_SECONDS = 5.0  # for the cause of a broken connection to be known here
+_EXPLAIN_SECONDS = 30.0  # for the cause of a broken connection to be known here, also on a loaded machine
 
 
 class Membership(ABC):

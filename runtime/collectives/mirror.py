@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -46,6 +47,13 @@ class Mirror:
         self._line = signals.line_of(rank)
         self._parts: dict[int, list[tuple[int, int]]] = {host: [] for host in peers}
         self._owed: set[int] = set()  # hosts that have not been told the newest progress
+
+    def apart(self) -> Mirror:
+        """The same way, for another thread: with bytes and words of its own, over the same links."""
+        made = copy(self)
+        made._parts = {host: [] for host in self._peers}
+        made._owed = set()
+        return made
 
     @property
     def messages(self) -> int:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
@@ -18,7 +19,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.control import limits
 from monarch.runtime.control.connect import METHOD, OPTIONS
 from monarch.runtime.control.connections import Connections
-from monarch.runtime.control.handshake import HostHandshake, Refused, Release, Seals, VersionsDiffer
+from monarch.runtime.control.handshake import Agreed, Ended, HostHandshake, Refused, Release, Session, VersionsDiffer
 from monarch.runtime.control.host_info import describe, release
 from monarch.runtime.control.hub import Hub
 from monarch.runtime.control.inbox import Handoff, Inbox
@@ -39,7 +40,7 @@ from monarch.runtime.control.records import (
 )
 from monarch.runtime.control.relay import SERVICE, Down, Gone, Ready, Relay, Up
 from monarch.runtime.control.security import Security, split_address
-from monarch.runtime.control.stream import Stream
+from monarch.runtime.control.stream import Broken, Connected, Stream
 from monarch.runtime.shared.descriptors import for_strangers
 
 MakeService = Callable[[Reply, HostInfo], Service]
@@ -86,7 +87,8 @@ class Agent:
         self.advertise = advertise
         self.data_bind = data_bind
         self.own = own or release()
-        self._sessions: set[_Session] = set()
+        self._sessions: dict[bytes, _Session] = {}
+        """By name."""
         self._ends: set[asyncio.Task[None]] = set()
 
     async def _start(self, listen: str) -> None:
@@ -129,8 +131,10 @@ class Agent:
         run(self._close(reason))
 
     async def _close(self, reason: str) -> None:
-        for session in list(self._sessions):
+        for session in list(self._sessions.values()):
             session.stream.put(Close(reason))
+            if not session.connected:
+                self._end(session, reason)
         await self._server.stop(limits.HANDSHAKE_SECONDS)
         while self._ends:
             await asyncio.wait(self._ends)
@@ -143,12 +147,17 @@ class Agent:
         peer = unquote(call.peer())
         self.connections.know(peer)
         session: _Session | None = None
+        reason, goes_on, turn = "the connection broke", True, 0
         try:
-            seals = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)
-            session = _Session(self, call, peer, seals)
-            self._sessions.add(session)
-            reason = await session.run()
-            log.info("%s: detached: %s", peer, reason or "it has closed")
+            handshake = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)
+            session = self._session(handshake, peer)
+            turn = await session.part()
+            proof, agreed = handshake.finish(session.stream.taken)
+            self._sessions[agreed.session.name] = session
+            session.known = agreed.session
+            await asyncio.wait_for(call.write(proof), limits.HANDSHAKE_SECONDS)
+            reason = await session.run(call, agreed, turn)
+            goes_on = False
             if reason and not session.stream.closed:
                 raise _GivenUp(reason)
         except _GivenUp as error:  # for a controller that was silent, and goes on: it would not know why
@@ -156,6 +165,9 @@ class Agent:
         except VersionsDiffer as error:
             log.warning("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+        except Ended as error:
+            log.info("%s: refused: %s", peer, error)
+            await call.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except Refused as error:
             log.warning("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
@@ -163,72 +175,143 @@ class Agent:
             log.warning("%s: refused: it has not shown who it is within %g s", peer, limits.HANDSHAKE_SECONDS)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, "the handshake took too long")
         except Malformed as error:
+            reason, goes_on = str(error), False
             log.warning("%s: ended: %s", peer, error)
             await call.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
-        except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
-            log.info("%s: the connection broke: %s", peer, error)
-        except asyncio.CancelledError:
-            log.info("%s: the connection broke", peer)
-            raise
+        except (Broken, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+            reason = f"the connection broke: {error}"
         finally:
-            if session is not None:
-                end = asyncio.ensure_future(self._end(session))
-                self._ends.add(end)
-                end.add_done_callback(self._ends.discard)
-                await asyncio.shield(end)
+            if session is None or session.turn != turn:  # it goes on over another connection
+                pass
+            elif goes_on and session.stream.goes_on and session.reconnect:
+                log.info("%s: cut off: its controller has %g s to connect again", peer, session.reconnect)
+                session.wait(partial(self._end, session, reason))
+            else:
+                await asyncio.shield(self._end(session, reason))
 
-    async def _end(self, session: _Session) -> None:
+    def _end(self, session: _Session, reason: str) -> asyncio.Task[None]:
+        """Let go of a session, once."""
+        if session.ends is None:
+            session.stop()
+            log.info("%s: detached: %s", session.peer, reason or "it has closed")
+            session.ends = asyncio.ensure_future(self._let_go(session))
+            self._ends.add(session.ends)
+            session.ends.add_done_callback(self._ends.discard)
+        return session.ends
+
+    async def _let_go(self, session: _Session) -> None:
         await session.end()
-        self._sessions.discard(session)
+        self._sessions.pop(session.known.name, None)
 
-    async def _greet(self, call: Any) -> Seals:
-        handshake = HostHandshake(self.security.secret, self.own)
+    async def _greet(self, call: Any) -> HostHandshake:
+        """A handshake in which the other end has shown who it is."""
+        handshake = HostHandshake(self.security.secret, self.own, self._find)
         await call.write(handshake.challenge(await _due(call)))
-        proof, seals = handshake.finish(await _due(call))
-        await call.write(proof)
-        return seals
+        handshake.check(await _due(call))
+        return handshake
+
+    def _find(self, name: bytes) -> Session | None:
+        session = self._sessions.get(name)
+        return None if session is None or session.ends is not None else session.known
+
+    def _session(self, handshake: HostHandshake, peer: str) -> _Session:
+        """The session of a connection, which may have had others before. Raises Ended."""
+        if not handshake.session.name:
+            return _Session(self, handshake.session, peer)
+        if self._find(handshake.session.name) is None:
+            raise Ended("the session is over")
+        session = self._sessions[handshake.session.name]
+        session.peer = peer
+        return session
 
 
 class _Session:
     """What one controller has attached. Runs in the event loop but for the service's thread."""
 
-    def __init__(self, agent: Agent, call: Any, peer: str, seals: Seals) -> None:
+    def __init__(self, agent: Agent, known: Session, peer: str) -> None:
         self._agent = agent
-        self._call = call
-        self._peer = peer
-        self.stream = Stream(self._read, call.write, seals, limits.HANDSHAKE_SECONDS)
+        self.known = known
+        self.peer = peer
+        """The other end of its latest connection."""
+        self.turn = 0
+        """How many connections it has had."""
+        self.reconnect = 0.0
+        """For so many seconds it waits for another connection."""
+        self.ends: asyncio.Task[None] | None = None
+        """What ends it."""
+        self.stream = Stream(limits.HANDSHAKE_SECONDS)
         self._service = _Service(self)
         self._relay = Relay()
         self.hub = Hub(self._relay, agent.security, agent.own, self.stream, self._service)
+        self._running: asyncio.Future[str] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self) -> str:
+    @property
+    def connected(self) -> bool:
+        return self._running is not None
+
+    async def run(self, call: Any, agreed: Agreed, turn: int) -> str:
+        """Until the session ends; the reason. Raises Broken, or what gRPC does, where this connection, number `turn`,
+        ends alone."""
+        if turn != self.turn:
+            raise Broken("the controller has opened another")
+        connection = Connected(partial(_read, call), call.write, agreed)
+        running = self._running = asyncio.ensure_future(self.stream.run(connection, self._receive))
         try:
-            return await self.stream.run(self._receive)
+            return await running
+        except asyncio.CancelledError:
+            if turn == self.turn:
+                raise
+            raise Broken("the controller has opened another") from None
         finally:
-            if not self.stream.closed:
-                self._service.discard()
+            if turn == self.turn:
+                self._running = None
 
-    async def _read(self) -> bytes | None:
-        import grpc
+    async def part(self) -> int:
+        """Take nothing more over the connection that there is: another follows, which has the number that this
+        gives."""
+        self.turn += 1
+        turn = self.turn
+        if self._timer is not None:
+            self._timer.cancel()
+        running, self._running = self._running, None
+        if running is not None:
+            running.cancel()
+            await asyncio.wait([running])
+        return turn
 
-        frame = await self._call.read()
-        return None if frame is grpc.aio.EOF else frame
+    def wait(self, give_up: Callable[[], object]) -> None:
+        """For another connection, and no longer than it may take."""
+        self._timer = asyncio.get_running_loop().call_later(self.reconnect, give_up)
 
     async def _receive(self, records: Sequence[Record]) -> None:
         for record in records:
             self.hub.handle(Down(record))
             if isinstance(record, Attach):
-                log.info("%s: attached, with %d hosts beneath", self._peer, len(record.addresses) - 1)
-                self.stream.timeout = record.timeout
+                log.info("%s: attached, with %d hosts beneath", self.peer, len(record.addresses) - 1)
+                self.stream.timeout, self.reconnect = record.timeout, record.reconnect
                 agent = self._agent
                 info = describe(record.number, record.addresses[0], agent.advertise, agent.data_bind)
                 self._service.start(info, agent.make_service, record.timeout)
         await self.hub.room()
 
+    def stop(self) -> None:
+        """Begin nothing more, unless the controller has closed it."""
+        self.stream.end()
+        if not self.stream.closed:
+            self._service.discard()
+
     async def end(self) -> None:
         """Detach those beneath, and tell the service."""
         seconds = self.stream.timeout
         await asyncio.gather(self.hub.close(seconds), self._service.end(seconds))
+
+
+async def _read(call: Any) -> bytes | None:
+    import grpc
+
+    frame = await call.read()
+    return None if frame is grpc.aio.EOF else frame
 
 
 class _Service:

@@ -62,9 +62,16 @@ def _write(to: pb.Record, record: Record, pieces: list[Any]) -> None:
             pieces.append(data)
         case Progress(kind, mesh, numbers):
             to.progress.CopyFrom(pb.Progress(kind=kind, mesh=mesh, numbers=numbers))
-        case Attach(number, addresses, fan_out, timeout):
-            milliseconds = round(timeout * 1000)
-            to.attach.CopyFrom(pb.Attach(number=number, addresses=addresses, fan_out=fan_out, timeout_ms=milliseconds))
+        case Attach(number, addresses, fan_out, timeout, reconnect):
+            to.attach.CopyFrom(
+                pb.Attach(
+                    number=number,
+                    addresses=addresses,
+                    fan_out=fan_out,
+                    timeout_ms=round(timeout * 1000),
+                    reconnect_ms=round(reconnect * 1000),
+                )
+            )
         case Attached(hosts, failures):
             to.attached.CopyFrom(
                 pb.Attached(
@@ -160,7 +167,11 @@ def _attach(attach: pb.Attach) -> Attach:
     timeout = attach.timeout_ms / 1000
     if not least <= timeout <= most:
         raise Malformed(f"a timeout of {timeout} s: {least} s to {most} s are taken")
-    return Attach(attach.number, tuple(_text(address) for address in attach.addresses), attach.fan_out, timeout)
+    reconnect = attach.reconnect_ms / 1000
+    if reconnect > limits.RECONNECT_SECONDS[1]:
+        raise Malformed(f"{reconnect} s to reconnect: at most {limits.RECONNECT_SECONDS[1]} s are taken")
+    addresses = tuple(_text(address) for address in attach.addresses)
+    return Attach(attach.number, addresses, attach.fan_out, timeout, reconnect)
 
 
 def _attached(attached: pb.Attached) -> Attached:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from monarch.runtime.control import limits
-from monarch.runtime.control.handshake import ControllerHandshake, Refused, Release, Seals
+from monarch.runtime.control.handshake import Agreed, ControllerHandshake, Refused, Release, Session
 from monarch.runtime.control.records import Malformed
 from monarch.runtime.control.security import Security
 
@@ -34,13 +34,17 @@ class Unreachable(Exception):
     """A host that no stream could be opened to; the text says why."""
 
 
+class Gone(Unreachable):
+    """Nobody is there who knows of a session that is to go on: nothing listens, or who does has another."""
+
+
 @dataclass
 class Connection:
     """An open stream, authenticated by both ends."""
 
     channel: Any
     call: Any
-    seals: Seals
+    agreed: Agreed
 
     async def read(self) -> bytes | None:
         return await _frame(self.call)
@@ -63,6 +67,22 @@ class _Closed(Unreachable):
     """A host that closed the connection at once: for good, or because strangers hold all that it has."""
 
 
+async def reconnect(
+    address: str, security: Security, own: Release, session: Session, taken: int, until: float, why: str
+) -> Connection:
+    """Another connection for a session of which so many frames were taken, before the loop's clock says `until`. Raises
+    Unreachable with `why` the last one ended, or else Gone."""
+    loop, pauses = asyncio.get_running_loop(), iter(_PAUSES)
+    while (left := until - loop.time()) > 0:
+        try:
+            return await _connect(address, security, own, min(left, limits.CONNECT_SECONDS), session, taken)
+        except Gone as error:
+            raise Gone(f"{why}; {error}") from None
+        except Unreachable:
+            await asyncio.sleep(min(left, next(pauses, _PAUSES[-1])))
+    raise Unreachable(why)
+
+
 async def connect(address: str, security: Security, own: Release, timeout: float) -> Connection:
     """Raises Unreachable. A connection that is closed at once is tried again, for a second in all: a host that
     strangers have just flooded takes others once it has noticed that those are gone."""
@@ -74,7 +94,9 @@ async def connect(address: str, security: Security, own: Release, timeout: float
     return await _connect(address, security, own, timeout)
 
 
-async def _connect(address: str, security: Security, own: Release, timeout: float) -> Connection:
+async def _connect(
+    address: str, security: Security, own: Release, timeout: float, session: Session | None = None, taken: int = 0
+) -> Connection:
     import grpc
 
     credentials = security.channel_credentials()
@@ -86,23 +108,36 @@ async def _connect(address: str, security: Security, own: Release, timeout: floa
     opened = False
     try:
         call = channel.stream_stream(METHOD)()
-        seals = await asyncio.wait_for(_greet(call, security, own), timeout)
+        agreed = await asyncio.wait_for(
+            _greet(call, ControllerHandshake(security.secret, own, session, taken)), timeout
+        )
         opened = True
-        return Connection(channel, call, seals)
+        return Connection(channel, call, agreed)
     except TimeoutError:
         raise Unreachable(f"no answer within {timeout:g} s") from None
     except (Refused, Malformed) as error:
-        raise Unreachable(str(error)) from None
+        raise Gone(str(error)) from None
     except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
         text = why(error)
-        raise (_Closed if text.startswith(_AT_ONCE) else Unreachable)(text) from None
+        kind = Gone if _nobody_listens(error) else _Closed if text.startswith(_AT_ONCE) else Unreachable
+        raise kind(text) from None
     finally:
         if not opened:
             await channel.close()
 
 
-async def _greet(call: Any, security: Security, own: Release) -> Seals:
-    handshake = ControllerHandshake(security.secret, own)
+def _nobody_listens(error: Exception) -> bool:
+    """Whether the machine answers, and the host does not run there any more, or does not know this end."""
+    import grpc
+
+    if not isinstance(error, grpc.aio.AioRpcError):
+        return False
+    if error.code() is grpc.StatusCode.UNAVAILABLE:
+        return "Connection refused" in (error.details() or "")
+    return error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED)
+
+
+async def _greet(call: Any, handshake: ControllerHandshake) -> Agreed:
     await call.write(handshake.hello())
     await call.write(handshake.prove(await _due(call)))
     return handshake.finish(await _due(call))
@@ -123,6 +158,15 @@ async def _frame(call: Any) -> bytes | None:
         return None
     assert isinstance(frame, bytes)
     return frame
+
+
+def why_broken(error: Exception) -> str:
+    """Why a connection ended that there was."""
+    import grpc
+
+    if isinstance(error, grpc.aio.AioRpcError) and error.code() is grpc.StatusCode.UNAVAILABLE:
+        return f"the connection broke ({error.details()})"
+    return why(error)
 
 
 def why(error: Exception) -> str:

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Protocol
 
-from monarch.runtime.control.connect import Unreachable, connect, why
+from monarch.runtime.control.connect import Connection, Unreachable, connect, reconnect, why, why_broken
 from monarch.runtime.control.handshake import Release
 from monarch.runtime.control.loop import log
 from monarch.runtime.control.records import Close, Malformed, Record
 from monarch.runtime.control.relay import PARENT, SERVICE, Call, Drop, Event, Gone, Relay, Send, Up
 from monarch.runtime.control.security import Security
-from monarch.runtime.control.stream import Stream
+from monarch.runtime.control.stream import Broken, Connected, Silent, Stream
 
 
 class Sink(Protocol):
@@ -86,21 +86,27 @@ class Hub:
                 await self._service.room()
 
     async def _run(self, call: Call) -> None:
-        """One child, from the connection to its end."""
+        """One child, from the first connection to its end."""
         address, timeout = call.attach.addresses[0], call.attach.timeout
         reason = "its stream failed"
         try:
             connection = await connect(address, self._security, self._own, timeout)
+            stream = Stream(timeout, self._bounded, opens=call.attach.reconnect > 0)
+            stream.put(call.attach)
+            if self._closing:
+                stream.put(Close())
+            self._streams[call.child] = stream
             try:
-                stream = Stream(connection.read, connection.write, connection.seals, timeout, self._bounded)
-                stream.put(call.attach)
-                if self._closing:
-                    stream.put(Close())
-                self._streams[call.child] = stream
-                reason = await stream.run(partial(self._receive, call.child)) or "it was ended"
+                while True:
+                    reason, until = await self._run_on(connection, stream, call)
+                    if not until:
+                        break
+                    session, taken = connection.agreed.session, stream.taken
+                    log.info("%s: %s: connecting again", address, reason)
+                    connection = await reconnect(address, self._security, self._own, session, taken, until, reason)
             finally:
                 self._streams.pop(call.child, None)
-                await connection.close()
+                stream.end()
         except Unreachable as error:
             reason = str(error)
         except Malformed as error:
@@ -115,6 +121,20 @@ class Hub:
             self._tasks.pop(call.child, None)
             if not self._closing:
                 self.handle(Gone(call.child, self._faults.get(call.child, reason)))
+
+    async def _run_on(self, connection: Connection, stream: Stream, call: Call) -> tuple[str, float]:
+        """Run a stream on a connection. Why that has ended, and until when the stream is to go on over another one, by
+        the loop's clock; 0 where it is not."""
+        try:
+            over = Connected(connection.read, connection.write, connection.agreed)
+            return await stream.run(over, partial(self._receive, call.child)) or "it was ended", 0.0
+        except Silent as error:
+            return str(error), stream.heard + stream.timeout
+        except _broken() as error:
+            goes_on = call.attach.reconnect > 0 and stream.goes_on
+            return why_broken(error), asyncio.get_running_loop().time() + call.attach.reconnect if goes_on else 0.0
+        finally:
+            await connection.close()
 
     async def _receive(self, child: int, records: Sequence[Record]) -> None:
         for record in records:
@@ -134,6 +154,10 @@ class Hub:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    return (Broken, *_call_errors())
 
 
 def _call_errors() -> tuple[type[Exception], ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Counted up whenever an older host or controller would misread what a newer one says."""
 
 NONCE_BYTES = 32
+SESSION_BYTES = 16
+"""The name of a session."""
 TOKEN_BYTES = (16, 4096)
 """The least and the most that a shared token has."""
 
@@ -35,6 +37,8 @@ FAN_OUT = 256
 
 QUEUE_BYTES = 128 << 20
 """What waits to be sent on one stream, or to be carried out by a host's service, before its sender is held up."""
+KEPT_BYTES = 32 << 20
+"""What an end of a stream keeps of what it has sent until the other end has it: then it waits for that."""
 RECORD_COST = 128
 """What a record counts in a queue besides its bytes."""
 
@@ -45,3 +49,6 @@ STREAMS = 128
 STRANGERS = 512
 """Connections to one host, besides those that may have a stream, where it may have many descriptors."""
 TIMEOUT_SECONDS = (0.2, 3600.0)
+RECONNECT_SECONDS = (0.0, 3600.0)
+CONNECT_SECONDS = 1.0
+"""How long one attempt to open another connection for a session takes at most, where there is time for several."""

@@ -14,7 +14,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%monarch/runtime/control/monarch.proto\x12\x0fmonarch.control\"\xbd\x01\n\x05\x46rame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.monarch.control.HelloH\x00\x12/\n\tchallenge\x18\x02 \x01(\x0b\x32\x1a.monarch.control.ChallengeH\x00\x12\'\n\x05proof\x18\x03 \x01(\x0b\x32\x16.monarch.control.ProofH\x00\x12)\n\x06sealed\x18\x04 \x01(\x0b\x32\x17.monarch.control.SealedH\x00\x42\x06\n\x04what\"9\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"=\n\tChallenge\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"\x16\n\x05Proof\x12\r\n\x05proof\x18\x01 \x01(\x0c\"C\n\x06Sealed\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\"1\n\x05\x42\x61tch\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.monarch.control.Record\"\x8b\x03\n\x06Record\x12%\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32\x15.monarch.control.BeatH\x00\x12)\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x17.monarch.control.AttachH\x00\x12-\n\x08\x61ttached\x18\x03 \x01(\x0b\x32\x19.monarch.control.AttachedH\x00\x12\'\n\x05start\x18\x04 \x01(\x0b\x32\x16.monarch.control.StartH\x00\x12%\n\x04part\x18\x05 \x01(\x0b\x32\x15.monarch.control.PartH\x00\x12-\n\x08progress\x18\x06 \x01(\x0b\x32\x19.monarch.control.ProgressH\x00\x12%\n\x04lost\x18\x07 \x01(\x0b\x32\x15.monarch.control.LostH\x00\x12)\n\x06\x66orget\x18\x08 \x01(\x0b\x32\x17.monarch.control.ForgetH\x00\x12\'\n\x05\x63lose\x18\t \x01(\x0b\x32\x16.monarch.control.CloseH\x00\x42\x06\n\x04what\"\x17\n\x04\x42\x65\x61t\x12\x0f\n\x07waiting\x18\x01 \x01(\x08\"P\n\x06\x41ttach\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x0f\n\x07\x66\x61n_out\x18\x03 \x01(\r\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\"\xcc\x01\n\x04Host\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08hostname\x18\x03 \x01(\t\x12\r\n\x05\x63ores\x18\x04 \x01(\r\x12\x0e\n\x06memory\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0e\n\x06python\x18\x07 \x01(\t\x12\r\n\x05torch\x18\x08 \x01(\t\x12\x0f\n\x07monarch\x18\t \x01(\t\x12\x0f\n\x07network\x18\n \x01(\t\x12\x11\n\tadvertise\x18\x0b \x01(\t\x12\x11\n\tdata_bind\x18\x0c \x01(\t\")\n\x07\x46\x61ilure\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\\\n\x08\x41ttached\x12$\n\x05hosts\x18\x01 \x03(\x0b\x32\x15.monarch.control.Host\x12*\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x18.monarch.control.Failure\"y\n\x05Start\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04mesh\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\r\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\x12\x0f\n\x07targets\x18\x05 \x03(\r\x12\x0c\n\x04head\x18\x06 \x01(\x0c\x12\x0c\n\x04size\x18\x07 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\r\"0\n\x04Part\x12\x0c\n\x04mesh\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\r\"7\n\x08Progress\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04mesh\x18\x02 \x01(\x04\x12\x0f\n\x07numbers\x18\x03 \x03(\x12\"3\n\x04Lost\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x16\n\x06\x46orget\x12\x0c\n\x04mesh\x18\x01 \x01(\x04\"\x17\n\x05\x43lose\x12\x0e\n\x06reason\x18\x01 \x01(\t2E\n\x05Hosts\x12<\n\x06\x41ttach\x12\x16.monarch.control.Frame\x1a\x16.monarch.control.Frame(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n%monarch/runtime/control/monarch.proto\x12\x0fmonarch.control\"\xbd\x01\n\x05\x46rame\x12\'\n\x05hello\x18\x01 \x01(\x0b\x32\x16.monarch.control.HelloH\x00\x12/\n\tchallenge\x18\x02 \x01(\x0b\x32\x1a.monarch.control.ChallengeH\x00\x12\'\n\x05proof\x18\x03 \x01(\x0b\x32\x16.monarch.control.ProofH\x00\x12)\n\x06sealed\x18\x04 \x01(\x0b\x32\x17.monarch.control.SealedH\x00\x42\x06\n\x04what\"Y\n\x05Hello\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\x12\x0f\n\x07session\x18\x04 \x01(\x0c\x12\r\n\x05taken\x18\x05 \x01(\x04\"=\n\tChallenge\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0f\n\x07release\x18\x02 \x01(\t\x12\r\n\x05nonce\x18\x03 \x01(\x0c\"%\n\x05Proof\x12\r\n\x05proof\x18\x01 \x01(\x0c\x12\r\n\x05taken\x18\x02 \x01(\x04\"R\n\x06Sealed\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x0b\n\x03mac\x18\x02 \x01(\x0c\x12\x0c\n\x04head\x18\x03 \x01(\x0c\x12\x0c\n\x04\x64\x61ta\x18\x04 \x01(\x0c\x12\r\n\x05taken\x18\x05 \x01(\x04\"1\n\x05\x42\x61tch\x12(\n\x07records\x18\x01 \x03(\x0b\x32\x17.monarch.control.Record\"\x8b\x03\n\x06Record\x12%\n\x04\x62\x65\x61t\x18\x01 \x01(\x0b\x32\x15.monarch.control.BeatH\x00\x12)\n\x06\x61ttach\x18\x02 \x01(\x0b\x32\x17.monarch.control.AttachH\x00\x12-\n\x08\x61ttached\x18\x03 \x01(\x0b\x32\x19.monarch.control.AttachedH\x00\x12\'\n\x05start\x18\x04 \x01(\x0b\x32\x16.monarch.control.StartH\x00\x12%\n\x04part\x18\x05 \x01(\x0b\x32\x15.monarch.control.PartH\x00\x12-\n\x08progress\x18\x06 \x01(\x0b\x32\x19.monarch.control.ProgressH\x00\x12%\n\x04lost\x18\x07 \x01(\x0b\x32\x15.monarch.control.LostH\x00\x12)\n\x06\x66orget\x18\x08 \x01(\x0b\x32\x17.monarch.control.ForgetH\x00\x12\'\n\x05\x63lose\x18\t \x01(\x0b\x32\x16.monarch.control.CloseH\x00\x42\x06\n\x04what\"\x17\n\x04\x42\x65\x61t\x12\x0f\n\x07waiting\x18\x01 \x01(\x08\"f\n\x06\x41ttach\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x11\n\taddresses\x18\x02 \x03(\t\x12\x0f\n\x07\x66\x61n_out\x18\x03 \x01(\r\x12\x12\n\ntimeout_ms\x18\x04 \x01(\r\x12\x14\n\x0creconnect_ms\x18\x05 \x01(\r\"\xcc\x01\n\x04Host\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x10\n\x08hostname\x18\x03 \x01(\t\x12\r\n\x05\x63ores\x18\x04 \x01(\r\x12\x0e\n\x06memory\x18\x05 \x01(\x04\x12\x0b\n\x03pid\x18\x06 \x01(\r\x12\x0e\n\x06python\x18\x07 \x01(\t\x12\r\n\x05torch\x18\x08 \x01(\t\x12\x0f\n\x07monarch\x18\t \x01(\t\x12\x0f\n\x07network\x18\n \x01(\t\x12\x11\n\tadvertise\x18\x0b \x01(\t\x12\x11\n\tdata_bind\x18\x0c \x01(\t\")\n\x07\x46\x61ilure\x12\x0e\n\x06number\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\\\n\x08\x41ttached\x12$\n\x05hosts\x18\x01 \x03(\x0b\x32\x15.monarch.control.Host\x12*\n\x08\x66\x61ilures\x18\x02 \x03(\x0b\x32\x18.monarch.control.Failure\"y\n\x05Start\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04mesh\x18\x02 \x01(\x04\x12\x0c\n\x04host\x18\x03 \x01(\r\x12\x0b\n\x03\x61ll\x18\x04 \x01(\x08\x12\x0f\n\x07targets\x18\x05 \x03(\r\x12\x0c\n\x04head\x18\x06 \x01(\x0c\x12\x0c\n\x04size\x18\x07 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\r\"0\n\x04Part\x12\x0c\n\x04mesh\x18\x01 \x01(\x04\x12\x0c\n\x04host\x18\x02 \x01(\r\x12\x0c\n\x04\x64\x61ta\x18\x03 \x01(\r\"7\n\x08Progress\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0c\n\x04mesh\x18\x02 \x01(\x04\x12\x0f\n\x07numbers\x18\x03 \x03(\x12\"3\n\x04Lost\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0c\n\x04stop\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\"\x16\n\x06\x46orget\x12\x0c\n\x04mesh\x18\x01 \x01(\x04\"\x17\n\x05\x43lose\x12\x0e\n\x06reason\x18\x01 \x01(\t2E\n\x05Hosts\x12<\n\x06\x41ttach\x12\x16.monarch.control.Frame\x1a\x16.monarch.control.Frame(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -24,39 +24,39 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FRAME']._serialized_start=59
   _globals['_FRAME']._serialized_end=248
   _globals['_HELLO']._serialized_start=250
-  _globals['_HELLO']._serialized_end=307
-  _globals['_CHALLENGE']._serialized_start=309
-  _globals['_CHALLENGE']._serialized_end=370
-  _globals['_PROOF']._serialized_start=372
-  _globals['_PROOF']._serialized_end=394
-  _globals['_SEALED']._serialized_start=396
-  _globals['_SEALED']._serialized_end=463
-  _globals['_BATCH']._serialized_start=465
-  _globals['_BATCH']._serialized_end=514
-  _globals['_RECORD']._serialized_start=517
-  _globals['_RECORD']._serialized_end=912
-  _globals['_BEAT']._serialized_start=914
-  _globals['_BEAT']._serialized_end=937
-  _globals['_ATTACH']._serialized_start=939
-  _globals['_ATTACH']._serialized_end=1019
-  _globals['_HOST']._serialized_start=1022
-  _globals['_HOST']._serialized_end=1226
-  _globals['_FAILURE']._serialized_start=1228
-  _globals['_FAILURE']._serialized_end=1269
-  _globals['_ATTACHED']._serialized_start=1271
-  _globals['_ATTACHED']._serialized_end=1363
-  _globals['_START']._serialized_start=1365
-  _globals['_START']._serialized_end=1486
-  _globals['_PART']._serialized_start=1488
-  _globals['_PART']._serialized_end=1536
-  _globals['_PROGRESS']._serialized_start=1538
-  _globals['_PROGRESS']._serialized_end=1593
-  _globals['_LOST']._serialized_start=1595
-  _globals['_LOST']._serialized_end=1646
-  _globals['_FORGET']._serialized_start=1648
-  _globals['_FORGET']._serialized_end=1670
-  _globals['_CLOSE']._serialized_start=1672
-  _globals['_CLOSE']._serialized_end=1695
-  _globals['_HOSTS']._serialized_start=1697
-  _globals['_HOSTS']._serialized_end=1766
+  _globals['_HELLO']._serialized_end=339
+  _globals['_CHALLENGE']._serialized_start=341
+  _globals['_CHALLENGE']._serialized_end=402
+  _globals['_PROOF']._serialized_start=404
+  _globals['_PROOF']._serialized_end=441
+  _globals['_SEALED']._serialized_start=443
+  _globals['_SEALED']._serialized_end=525
+  _globals['_BATCH']._serialized_start=527
+  _globals['_BATCH']._serialized_end=576
+  _globals['_RECORD']._serialized_start=579
+  _globals['_RECORD']._serialized_end=974
+  _globals['_BEAT']._serialized_start=976
+  _globals['_BEAT']._serialized_end=999
+  _globals['_ATTACH']._serialized_start=1001
+  _globals['_ATTACH']._serialized_end=1103
+  _globals['_HOST']._serialized_start=1106
+  _globals['_HOST']._serialized_end=1310
+  _globals['_FAILURE']._serialized_start=1312
+  _globals['_FAILURE']._serialized_end=1353
+  _globals['_ATTACHED']._serialized_start=1355
+  _globals['_ATTACHED']._serialized_end=1447
+  _globals['_START']._serialized_start=1449
+  _globals['_START']._serialized_end=1570
+  _globals['_PART']._serialized_start=1572
+  _globals['_PART']._serialized_end=1620
+  _globals['_PROGRESS']._serialized_start=1622
+  _globals['_PROGRESS']._serialized_end=1677
+  _globals['_LOST']._serialized_start=1679
+  _globals['_LOST']._serialized_end=1730
+  _globals['_FORGET']._serialized_start=1732
+  _globals['_FORGET']._serialized_end=1754
+  _globals['_CLOSE']._serialized_start=1756
+  _globals['_CLOSE']._serialized_end=1779
+  _globals['_HOSTS']._serialized_start=1781
+  _globals['_HOSTS']._serialized_end=1850
 # @@protoc_insertion_point(module_scope)

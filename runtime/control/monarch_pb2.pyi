@@ -19,14 +19,18 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., challenge: _Optional[_Union[Challenge, _Mapping]] = ..., proof: _Optional[_Union[Proof, _Mapping]] = ..., sealed: _Optional[_Union[Sealed, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "release", "nonce")
+    __slots__ = ("protocol", "release", "nonce", "session", "taken")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     NONCE_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     release: str
     nonce: bytes
-    def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
+    session: bytes
+    taken: int
+    def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., nonce: _Optional[bytes] = ..., session: _Optional[bytes] = ..., taken: _Optional[int] = ...) -> None: ...
 
 class Challenge(_message.Message):
     __slots__ = ("protocol", "release", "nonce")
@@ -39,22 +43,26 @@ class Challenge(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., release: _Optional[str] = ..., nonce: _Optional[bytes] = ...) -> None: ...
 
 class Proof(_message.Message):
-    __slots__ = ("proof",)
+    __slots__ = ("proof", "taken")
     PROOF_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     proof: bytes
-    def __init__(self, proof: _Optional[bytes] = ...) -> None: ...
+    taken: int
+    def __init__(self, proof: _Optional[bytes] = ..., taken: _Optional[int] = ...) -> None: ...
 
 class Sealed(_message.Message):
-    __slots__ = ("sequence", "mac", "head", "data")
+    __slots__ = ("sequence", "mac", "head", "data", "taken")
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MAC_FIELD_NUMBER: _ClassVar[int]
     HEAD_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    TAKEN_FIELD_NUMBER: _ClassVar[int]
     sequence: int
     mac: bytes
     head: bytes
     data: bytes
-    def __init__(self, sequence: _Optional[int] = ..., mac: _Optional[bytes] = ..., head: _Optional[bytes] = ..., data: _Optional[bytes] = ...) -> None: ...
+    taken: int
+    def __init__(self, sequence: _Optional[int] = ..., mac: _Optional[bytes] = ..., head: _Optional[bytes] = ..., data: _Optional[bytes] = ..., taken: _Optional[int] = ...) -> None: ...
 
 class Batch(_message.Message):
     __slots__ = ("records",)
@@ -91,16 +99,18 @@ class Beat(_message.Message):
     def __init__(self, waiting: _Optional[bool] = ...) -> None: ...
 
 class Attach(_message.Message):
-    __slots__ = ("number", "addresses", "fan_out", "timeout_ms")
+    __slots__ = ("number", "addresses", "fan_out", "timeout_ms", "reconnect_ms")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
     FAN_OUT_FIELD_NUMBER: _ClassVar[int]
     TIMEOUT_MS_FIELD_NUMBER: _ClassVar[int]
+    RECONNECT_MS_FIELD_NUMBER: _ClassVar[int]
     number: int
     addresses: _containers.RepeatedScalarFieldContainer[str]
     fan_out: int
     timeout_ms: int
-    def __init__(self, number: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., fan_out: _Optional[int] = ..., timeout_ms: _Optional[int] = ...) -> None: ...
+    reconnect_ms: int
+    def __init__(self, number: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ..., fan_out: _Optional[int] = ..., timeout_ms: _Optional[int] = ..., reconnect_ms: _Optional[int] = ...) -> None: ...
 
 class Host(_message.Message):
     __slots__ = ("number", "address", "hostname", "cores", "memory", "pid", "python", "torch", "monarch", "network", "advertise", "data_bind")

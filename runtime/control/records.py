@@ -56,6 +56,8 @@ class Attach:
     addresses: tuple[str, ...]
     fan_out: int
     timeout: float
+    reconnect: float = 0.0
+    """For so many seconds both ends of a stream wait for a new connection where theirs has broken."""
 
     @property
     def stop(self) -> int:

@@ -11,12 +11,15 @@ child is the first host of its numbers and has the others beneath it, which it s
     PARENT    above: another host or the controller; in the controller itself, whoever asked for the mesh
     SERVICE   the host's own
     0, 1, ... children, in the order in which they were first called
+
+The controller may attach further hosts, one at a time, when the first ones have answered: each is a child of its own,
+with the next number.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from monarch.runtime.control import limits
 from monarch.runtime.control.records import (
@@ -119,7 +122,7 @@ class Relay:
         self._controller = controller
         self._attach: Attach | None = None
         self._children: list[_Child] = []
-        self._attached = False
+        self._attached = self._said = False  # whether those of the last request have answered, or those of any
         self._infos: list[HostInfo] = []
         self._failures: list[tuple[int, str]] = []
         self._service = False
@@ -156,9 +159,11 @@ class Relay:
     def _down(self, record: Record) -> list[Action]:
         match record:
             case Attach():
-                if self._attach is not None:
+                if self._attach is not None and not self._controller:
                     raise Malformed("it was attached already")
-                self._attach = record
+                self._attach, self._attached = record, False
+                self._infos.clear()
+                self._failures.clear()
                 first = 0 if self._controller else 1
                 return self._call(record.number + first, record.addresses[first:])
             case Start():
@@ -204,9 +209,13 @@ class Relay:
         own = self._attach.number
         everyone: list[int] = [] if self._controller else [SERVICE]
         if targets is None:
-            return (*everyone, *range(len(self._children)))
+            return (*everyone, *self._there())
         here = [SERVICE] if everyone and _overlap(targets, own, own + 1) else []
-        return (*here, *(at for at, child in enumerate(self._children) if _overlap(targets, child.start, child.stop)))
+        return (*here, *(at for at in self._there() if _overlap(targets, *self._bounds(at))))
+
+    def _there(self) -> list[int]:
+        """The children, without those that were to join and did not."""
+        return [at for at, child in enumerate(self._children) if child.start < child.stop]
 
     def _reachable(self, to: int) -> bool:
         return self._service if to == SERVICE else self._children[to].alive
@@ -219,7 +228,7 @@ class Relay:
         actions: list[Action] = []
         for start, stop in split(len(addresses), self._attach.fan_out):
             piece = tuple(addresses[start:stop])
-            attach = Attach(number + start, piece, self._attach.fan_out, self._attach.timeout)
+            attach = replace(self._attach, number=number + start, addresses=piece)
             self._children.append(
                 _Child(attach.number, attach.stop, piece, unheard=set(range(attach.number, attach.stop)))
             )
@@ -232,7 +241,7 @@ class Relay:
             return []
         if not all(not child.unheard or not child.alive for child in self._children):
             return []
-        self._attached = True
+        self._attached = self._said = True
         infos = sorted(self._infos, key=lambda info: info.number)
         failures = sorted(self._failures)
         most = limits.HOSTS_A_RECORD
@@ -306,6 +315,11 @@ class Relay:
         if not child.alive:
             return []
         child.alive = False
+        if self._controller and child.unheard and self._said:
+            # A host that was to join later: its number is the next one's.
+            self._failures = [(child.start, reason)]
+            child.stop, child.unheard = child.start, set()
+            return self._answer()
         if child.unheard:
             # What it has told of the others does not count. They are called from here, so that all that cannot be
             # reached are found at once.

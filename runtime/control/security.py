@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,17 @@ CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 
 @dataclass(frozen=True)
 class TlsFiles:
+    """What a folder of certificates held when it was read: it may be replaced or removed since."""
+
     folder: Path
     authority: bytes
     certificate: bytes
-    key: bytes
+    key: bytes = field(repr=False)
+
+    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        """For the data between workers: the listening end's context and the other's. Both ends show their certificates,
+        which have to be signed by the authority; TLS 1.3."""
+        return _context(self, ssl.PROTOCOL_TLS_SERVER), _context(self, ssl.PROTOCOL_TLS_CLIENT)
 
 
 class Security:
@@ -38,6 +45,11 @@ class Security:
     @property
     def uses_tls(self) -> bool:
         return self._tls is not None
+
+    @property
+    def files(self) -> TlsFiles | None:
+        """The certificates; None without TLS."""
+        return self._tls
 
     @property
     def folder(self) -> str | None:
@@ -87,6 +99,10 @@ class Security:
             "for hosts and trusted_network=True for the controller.",
         )
 
+    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
+        """`TlsFiles.contexts`; None without TLS."""
+        return None if self._tls is None else self._tls.contexts()
+
     # -- gRPC --------------------------------------------------------------------------------------------------------
 
     def server_credentials(self) -> grpc.ServerCredentials | None:
@@ -106,18 +122,20 @@ class Security:
             return None
         return grpc.ssl_channel_credentials(self._tls.authority, self._tls.key, self._tls.certificate)
 
-    def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-        """For the data between workers: the listening end's context and the other's. Both ends show their certificates,
-        which have to be signed by the authority; TLS 1.3. None without TLS."""
-        if self._tls is None:
-            return None
-        return _context(self._tls, ssl.PROTOCOL_TLS_SERVER), _context(self._tls, ssl.PROTOCOL_TLS_CLIENT)
+
+def show_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+    """Have connections of this context show a certificate. Raises ssl.SSLError where the two cannot be used."""
+    # OpenSSL reads them from a path only; this one ends with the block, and lies on no disk.
+    with open(os.memfd_create("certificate"), "wb") as file:
+        file.write(certificate + b"\n" + key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{file.fileno()}")
 
 
 def _context(tls: TlsFiles, protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
-    context.load_cert_chain(tls.folder / CERTIFICATE, tls.folder / KEY)
+    show_certificate(context, tls.certificate, tls.key)
     context.load_verify_locations(cadata=tls.authority.decode())
     context.verify_mode = ssl.CERT_REQUIRED
     return context

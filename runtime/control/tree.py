@@ -43,6 +43,7 @@ class HostTree:
 
     `addresses`  "node1:4242"; host i is the i-th of them
     `timeout`    seconds after which a host that does not answer, or takes nothing, is lost; also to attach one
+    `reconnect`  seconds for which both ends of a connection that breaks wait for another one
 
     Raises MonarchError, with every host that cannot be attached and why; then none is attached.
     """
@@ -53,10 +54,11 @@ class HostTree:
         security: Security,
         fan_out: int = 8,
         timeout: float = 10.0,
+        reconnect: float = 5.0,
         *,
         own: Release | None = None,
     ) -> None:
-        _check(addresses, security, fan_out, timeout)
+        _check(addresses, security, fan_out, timeout, reconnect)
         self.timeout = timeout
         self.hosts: tuple[HostInfo, ...] = ()
         self._lock = threading.Lock()
@@ -66,24 +68,40 @@ class HostTree:
         self._inbox: Inbox[Message | Lost | None] = Inbox()
         self._outgoing: Handoff[Record] = Handoff(self._give)
         self._owner = os.getpid()
-        attach = Attach(0, tuple(addresses), fan_out, timeout)
+        self._limits = security, fan_out, timeout, reconnect
+        self._joining = threading.Lock()
         try:
-            attached = run(self._attach(attach, security, own or release()))
-            if attached.failures:
-                raise _unreachable(addresses, attached)
+            run(self._open(security, own or release()))
+            self._attach(addresses)
         except BaseException:
             self.close()
             raise
-        self.hosts = attached.hosts
         self._thread = threading.Thread(target=self._deliver, name="monarch-hosts", daemon=True)
         self._thread.start()
 
-    async def _attach(self, attach: Attach, security: Security, own: Release) -> Attached:
-        self._attached: asyncio.Future[Attached] = asyncio.get_running_loop().create_future()
-        self._up = _Up(self, len(attach.addresses))
+    async def _open(self, security: Security, own: Release) -> None:
+        self._up = _Up(self)
         self._hub = Hub(Relay(controller=True), security, own, self._up, bounded=False)
+
+    def _attach(self, addresses: Sequence[str]) -> None:
+        _, fan_out, timeout, reconnect = self._limits
+        attached = run(self._ask(Attach(len(self.hosts), tuple(addresses), fan_out, timeout, reconnect)))
+        if attached.failures:
+            raise _unreachable(addresses, len(self.hosts), attached)
+
+    async def _ask(self, attach: Attach) -> Attached:
+        answer = self._up.expect(len(attach.addresses))
         self._hub.handle(Down(attach))
-        return await self._attached
+        return await answer
+
+    def join(self, address: str) -> None:
+        """Attach another host, which gets the next number; it is reached directly. Raises MonarchError where it cannot
+        be attached."""
+        with self._joining:
+            if self._closed or os.getpid() != self._owner:
+                raise MonarchError("the hosts are detached")
+            _check((*(host.address for host in self.hosts), address), *self._limits)
+            self._attach([address])
 
     # -- down ------------------------------------------------------------------------------------------------------
 
@@ -180,12 +198,17 @@ class HostTree:
 class _Up:
     """Where the relay's messages for above go."""
 
-    def __init__(self, tree: HostTree, hosts: int) -> None:
+    def __init__(self, tree: HostTree) -> None:
         self._tree = weakref.proxy(tree)
+        self._assembly = Assembly()
+
+    def expect(self, hosts: int) -> asyncio.Future[Attached]:
+        """So many hosts are asked for: what is done when all have answered. In the loop."""
         self._unheard = hosts
         self._infos: list[HostInfo] = []
         self._failures: list[tuple[int, str]] = []
-        self._assembly = Assembly()
+        self._answer: asyncio.Future[Attached] = asyncio.get_running_loop().create_future()
+        return self._answer
 
     @property
     def full(self) -> bool:
@@ -208,10 +231,12 @@ class _Up:
                 self._infos += hosts
                 self._failures += failures
                 if len(self._infos) + len(self._failures) == self._unheard:
-                    self._tree._attached.set_result(Attached(tuple(self._infos), tuple(self._failures)))
+                    if not self._failures:  # at once: what is heard of them next needs them
+                        self._tree.hosts = (*self._tree.hosts, *self._infos)
+                    self._answer.set_result(Attached(tuple(self._infos), tuple(self._failures)))
 
 
-def _check(addresses: Sequence[str], security: Security, fan_out: int, timeout: float) -> None:
+def _check(addresses: Sequence[str], security: Security, fan_out: int, timeout: float, reconnect: float) -> None:
     least, most = limits.TIMEOUT_SECONDS
     if not 1 <= len(addresses) <= limits.HOSTS:
         raise MonarchError(f"{len(addresses)} hosts to attach: 1 to {limits.HOSTS:,} can be")
@@ -219,6 +244,8 @@ def _check(addresses: Sequence[str], security: Security, fan_out: int, timeout: 
         raise MonarchError(f"a fan-out of {fan_out}: it has to be 1 to {limits.FAN_OUT}")
     if not least <= timeout <= most:
         raise MonarchError(f"a timeout of {timeout} s: it has to be {least} s to {most} s")
+    if not limits.RECONNECT_SECONDS[0] <= reconnect <= limits.RECONNECT_SECONDS[1]:
+        raise MonarchError(f"{reconnect} s to reconnect: it has to be {limits.RECONNECT_SECONDS[0]:g} s to {most:g} s")
     for address in addresses:
         security.check(address)
     twice = next((address for at, address in enumerate(addresses) if address in addresses[:at]), None)
@@ -226,8 +253,8 @@ def _check(addresses: Sequence[str], security: Security, fan_out: int, timeout: 
         raise MonarchError(f"{twice} is twice among the hosts")
 
 
-def _unreachable(addresses: Sequence[str], attached: Attached) -> MonarchError:
-    lines = "\n".join(f"  {addresses[number]}: {reason}" for number, reason in attached.failures)
+def _unreachable(addresses: Sequence[str], first: int, attached: Attached) -> MonarchError:
+    lines = "\n".join(f"  {addresses[number - first]}: {reason}" for number, reason in attached.failures)
     return MonarchError(
         f"{len(attached.failures)} of {len(addresses)} hosts cannot be attached:\n{lines}",
         hint="on each, `monarch host --listen ADDRESS` has to run, with the same token or certificates of the same CA.",

@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +75,9 @@ class Connection(ABC):
         self.hosts = 1
         self.elsewhere = ""
         """Where healing puts the places of lost hosts: see `Executor.heal`."""
-        self.results: list[Results] = []
-        """Where each worker copies small results to, if all are on this host."""
+        self.results: dict[int, Results] = {}
+        """Where workers copy small results to, by rank: all on this host, and of those on others the ones that have
+        ended."""
         self._next_answer = -1
         _connections.add(self)
 
@@ -196,6 +197,10 @@ class Connection(ABC):
     @abstractmethod
     def pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""
+
+    @abstractmethod
+    def pids_here(self) -> dict[int, int]:
+        """The process ids of the workers on this host that have started, by rank. Takes no lock."""
 
     @abstractmethod
     def news(self) -> None:
@@ -326,6 +331,18 @@ class Connection(ABC):
     def _renew(self, first: int, ranks: Sequence[int]) -> None:
         """Start a session whose first command has this number, with new workers for these places."""
 
+    # -- hosts that join ---------------------------------------------------------------------------------------------
+
+    @property
+    def free_hosts(self) -> int:
+        """How many have joined and run none of the mesh's workers."""
+        return 0
+
+    def move(self, ranks: Collection[int]) -> bool:
+        """Have workers, of these, that share a host with others go to hosts that have joined, as many as can. They
+        count as ended from now on, and healing starts them there. Whether there are any. With the lock held."""
+        return False
+
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -351,7 +368,7 @@ class LocalConnection(Connection):
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
         self.workers = Workers(mesh, processes=processes)
-        self.results = [Results(self.workers.window, rank) for rank in range(mesh.workers)]
+        self.results = {rank: Results.at(self.workers.window, rank) for rank in range(mesh.workers)}
         self._reports = 0  # how many failures are known
 
     def packed(self, plan: Plan) -> bytes:
@@ -453,6 +470,9 @@ class LocalConnection(Connection):
     def _sleep(self, ranks: list[int]) -> None:
         self.workers.sleep(ranks, SLEEP_MILLISECONDS)
 
+    def pids_here(self) -> dict[int, int]:
+        return dict(self.workers.pids)
+
     def pids(self) -> list[int]:
         with self.lock:
             workers = self.workers
@@ -468,7 +488,8 @@ class LocalConnection(Connection):
 
     def news(self) -> None:
         if self.state.dead is None and self.workers.signals.words[signals.DEAD]:
-            self.state.died(self.workers.exits(EXIT_SECONDS))
+            known = [Exit(rank, how) for rank, how in self.state.gone.items()]  # `died` was interrupted
+            self.state.died(known or self.workers.exits(EXIT_SECONDS) or self.workers.missed())
         if self.state.dead is None and self.workers.lost_at_once:
             self._all_gone()
             self.state.give_up(
@@ -508,7 +529,7 @@ class LocalConnection(Connection):
         self.workers.send(rank, packet)
 
     def _hear(self) -> None:
-        self.state.died(self.workers.exits())
+        self.state.died(self.workers.exits() or self.workers.missed())
         if self.workers.lost_at_once:
             self._all_gone()
         self._read(-1)

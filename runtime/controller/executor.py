@@ -10,7 +10,7 @@ import pickle
 import struct
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -44,6 +44,7 @@ from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
 from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step
 from monarch.runtime.controller.storing import Storing
+from monarch.runtime.processes.looking import Seen
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
@@ -242,6 +243,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             base = state.handles(len(record.output_types))
             donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
             step = Step(record.name, donated, record.place)
+            step.receivers = record.receivers
             if donated:
                 step.previous = (record, base, arguments)
             remotes = [Remote(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)]
@@ -371,6 +373,21 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         if self.restore(states, give_up) and self._recorder is None:
             started(self)
         return self._gave_up
+
+    # -- being watched -------------------------------------------------------------------------------------------------
+
+    def look(self) -> tuple[int, dict[int, int]]:
+        """How many commands the workers were given and have not finished, and the process ids of those on this host, by
+        rank. Takes no lock, and waits for nothing."""
+        connection = self._connection
+        if connection.closing:
+            return 0, {}
+        return max(0, connection.asked() - connection.finished()), connection.pids_here()
+
+    def where(self) -> Mapping[int, Seen]:
+        """Where the workers are, by rank: their stacks are asked for by signals. Without those of hosts that do not
+        answer."""
+        return self._connection.seen()
 
     # -- measuring -------------------------------------------------------------------------------------------------
 

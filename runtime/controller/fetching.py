@@ -122,7 +122,7 @@ class Fetching(ABC):
         if not results or remote.copied is None or remote.taken_by is not None:
             return None
         place, small = remote.copied
-        if not small.workers.issuperset(numbers):
+        if not small.workers.issuperset(numbers) or not results.keys() >= {ranks[at] for at in numbers}:
             return None
         step, state = remote.step, self._state
         try:

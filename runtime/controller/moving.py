@@ -84,6 +84,16 @@ class Moving(ABC):
         assert isinstance(handle, Remote)
         return self._placed.has(handle.id)
 
+    def take_hosts(self, shape: Shape) -> bool:
+        """See `Resizable.take_hosts`."""
+        if not self._connection.free_hosts:
+            return False
+        self._until(self._state.next_command)
+        with self._lock:
+            self._connection.enter()
+            holding = {rank for handle in self._handles.live() for rank in handle.owner.place.members}
+            return self._connection.move(set(self.over(shape).place.members) - holding)
+
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
         """See `Resizable.spread`."""
         place = self.over(shape).place

@@ -82,6 +82,9 @@ class PartExecutor:
     def placed(self, handle: Handle) -> bool:
         return self.whole.placed(handle)
 
+    def take_hosts(self, shape: Shape) -> bool:
+        return self.whole.take_hosts(shape)
+
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
         self.whole.spread(handles, shape)
 

@@ -9,7 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -31,10 +31,11 @@ from monarch.runtime.controller.healing import (
     located,
     operands,
 )
+from monarch.runtime.controller.placing import Blocks
 from monarch.runtime.controller.replicas import Names, Replicas, error_of
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
-from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step, fresh
+from monarch.runtime.controller.state import Again, ControllerState, PlanRecord, Remote, Step, fresh
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.place import Place
 
@@ -222,6 +223,8 @@ class Restoring(ABC):
             blocks, alive = blocks_by_rank(*located(remote)), self._state.survivors
             alive = [rank for rank in alive if rank in blocks]
             source = {rank: next((at for at in alive if blocks[at] == blocks[rank]), -1) for rank in ranks}
+            copies = self._copies(remote, [rank for rank, at in source.items() if at < 0])
+            source = {rank: at for rank, at in source.items() if rank not in copies}
             if -1 in source.values():
                 if remote.step.sequence > self._state.committed.get(remote.step.place, -1):  # no state depends on it
                     self._state.tell_of(remote.step)
@@ -232,8 +235,8 @@ class Restoring(ABC):
                     hint = "monarch.heal_mesh(mesh) brings it back from a snapshot: read it again then."
                 raise LostError(message, hint=hint)
             asked = dict.fromkeys(set(source.values()), (wire.ASK, remote.id))
-            found = self._connection.ask_survivors(asked)
-            return [found[source[rank]] for rank in ranks]
+            found = self._connection.ask_survivors(asked) if asked else {}
+            return [copies[rank] if rank in copies else found[source[rank]] for rank in ranks]
 
     def restore(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> bool:
         """`Executor.heal`; whether there was anything to be done."""
@@ -297,12 +300,34 @@ class Restoring(ABC):
         tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
         self._waiting.extendleft(reversed(state.drop()))
         self._fail_dependent()
+        found = self._found_by(tables)
+        if found.way_back is None and (missed := [step for step in self._waiting if self._sends_of(step, found.lost)]):
+            for step in missed:
+                self._waiting.remove(step)
+                state.miss(step)
+            self._fail_dependent()
+            found = self._found_by(tables)
+        return found
+
+    def _sends_of(self, step: Step, lost: Mapping[int, Located]) -> bool:
+        """Whether values are lost that a step sends whose senders go on meanwhile."""
+        return bool(step.receivers) and any(
+            id in lost and not set(value.place.ranks) & set(step.receivers)
+            for id, value in operands(step, self.place).items()
+        )
+
+    def _found_by(self, tables: Mapping[int, set[int]]) -> _Survey:
+        """What is left, of the values that these workers have."""
+        alive = list(tables)
         found = _Survey(self._needed(), set().union(*tables.values()))
-        placed = self._placed.steps()
+        placed, live = self._placed.steps(), {handle.id: handle for handle in self._handles.live()}
         for id, value in found.values.items():
-            pairs = find_sources(*value, {rank for rank in alive if id in tables[rank]})
+            holders = {rank for rank in alive if id in tables[rank]}
+            pairs = find_sources(*value, holders)
             if pairs is None and id in placed:
                 found.again += placed[id]
+            elif pairs is None and (again := self._from_copies(live.get(id), holders)) is not None:
+                found.again.append(again)
             elif pairs is None:
                 found.lost[id] = value
             elif pairs:
@@ -311,6 +336,36 @@ class Restoring(ABC):
             self._snapshots.left(set(alive))
             found.way_back = self._snapshots.way_back(found.values.keys()) if found.lost else None
         return found
+
+    def _copies(self, remote: Remote, ranks: Sequence[int]) -> dict[int, torch.Tensor]:
+        """What these workers hold of a small result, from copies that stand; by rank."""
+        if remote.copied is None or not self._state.places.has(remote.copied[0]):
+            return {}
+        (at, small), place, results = remote.copied, remote.owner.place, self._connection.results
+        blocks = blocks_by_rank(*located(remote))
+        holders = {blocks[rank]: rank for number in small.workers if (rank := place.ranks[number]) in results}
+        found = {rank: results[holders[blocks[rank]]].read(at, small) for rank in ranks if blocks[rank] in holders}
+        return {rank: value for rank, value in found.items() if value is not None}
+
+    def _from_copies(self, remote: Remote | None, holders: Set[int]) -> Step | None:
+        """What gives a small result to the workers that are not among its `holders`, where all copies of it stand that
+        this takes."""
+        if remote is None:
+            return None
+        lacking = [rank for rank in remote.owner.place.ranks if rank not in holders]
+        found = self._copies(remote, lacking)
+        rows = [wire.raw(each) for each in found.values()]
+        size = sum(map(len, rows))
+        if len(found) < len(lacking) or size > wire.INLINE_BYTES:
+            return None
+        of_worker = [lacking.index(rank) if rank in lacking else -1 for rank in range(self._mesh.workers)]
+        shape = remote.type.local_shape(remote.owner.place.mesh)
+        given = Blocks(remote.type, shape, rows, of_worker, size // len(rows))
+        data = b"".join(row.numpy().tobytes() for row in rows)
+        record = given.head(remote.id, wire.INLINE, slice(0, len(rows[0]))) + data
+        step = Step(f"put {remote.type}", place=remote.step.place)
+        step.again = Again(record, makes=(remote.id,))
+        return step
 
     def _heal(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> None:
         connection, state, mesh = self._connection, self._state, self._mesh

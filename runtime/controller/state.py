@@ -100,7 +100,7 @@ class Step:
 
     __slots__ = (
         *("again", "at", "bind", "commits", "donated", "dropped", "ended", "error", "expects", "lost"),
-        *("name", "noted", "place", "placed", "previous", "sequence", "staged", "undo"),
+        *("name", "noted", "place", "placed", "previous", "receivers", "sequence", "staged", "undo"),
     )
 
     # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
@@ -110,6 +110,7 @@ class Step:
         self.sequence = -1
         self.name = name
         self.place = place  # the workers that it concerns, where these are not all
+        self.receivers: tuple[int, ...] = ()  # who changes by it, where the others only send, and go on meanwhile
         self.ended = False  # these have finished it, and what follows from it is known, though others have not
         self.donated = donated  # kept until it is known that the step worked
         self.bind: Callable[[], TakeBack | None] | None = None  # to be done once the workers have it; may be done twice
@@ -162,6 +163,9 @@ class PlanRecord:
         """Of a plan of several parts, who takes its inputs' handles, in order."""
         self.givers: list[Owner] = []
         """Likewise who takes those of its outputs; empty for a plan without parts."""
+        receiving = [each for at, each in enumerate(plan.parts) if plan.senders and at not in plan.senders]
+        self.receivers = tuple(rank for part in receiving for rank in part.place.ndslice)
+        """Of a plan of which some parts only send, the workers of the others."""
         self.small = [(small.output, small) for small in small_results(plan)]
         """The results that are copied, by output."""
         for number, part in enumerate(plan.parts):
@@ -250,6 +254,10 @@ class ControllerState:
     def _place_of(self, step: Step) -> Place:
         return step.place or self._whole
 
+    def _deciding(self, step: Step) -> Sequence[int]:
+        """The workers by which it is judged whether a step is done."""
+        return step.receivers or self._place_of(step).ranks
+
     # -- what happens ----------------------------------------------------------------------------------------------
 
     def report(self, report: Report) -> None:
@@ -279,7 +287,7 @@ class ControllerState:
 
     def _finished_by(self, step: Step, commands: Mapping[int, int]) -> bool:
         """Whether all workers that a step concerns, of those that are known, have finished it; and any is."""
-        known = [commands[rank] for rank in self._place_of(step).ranks if rank in commands]
+        known = [commands[rank] for rank in self._deciding(step) if rank in commands]
         return bool(known) and min(known) > step.sequence
 
     def _end(self, step: Step) -> None:
@@ -377,10 +385,9 @@ class ControllerState:
         all of these had come to it, and what is left of it on each cannot fail."""
         far = self.quiet | self.doubts
         steps = {step: self.step_of(step) for step in self.doubts.values()}
-        places = {at: self._whole if step is None else self._place_of(step) for at, step in steps.items()}
+        judges = {at: self._whole.ranks if step is None else self._deciding(step) for at, step in steps.items()}
         return {
-            rank: (step, any(far.get(other, -1) > step for other in places[step].ranks))
-            for rank, step in self.doubts.items()
+            rank: (step, any(far.get(other, -1) > step for other in judges[step])) for rank, step in self.doubts.items()
         }
 
     @property
@@ -468,6 +475,17 @@ class ControllerState:
         self._reports.clear()
         self.told.clear()
         return again
+
+    def miss(self, step: Step) -> None:
+        """A step was to be given again, and its senders have gone on, and have not any more what it sends."""
+        assert self.dead is not None
+        cause = DeviceMeshError(
+            f"step {step.sequence} ('{step.name}') was dropped when the mesh was healed: {self.dead.message}",
+            hint="those who were to receive had not come to it, and the values that it sends are not there any more:\n"
+            "call it again, and what was called behind it with its results.",
+        )
+        step.dropped = True
+        self.depend(step, cause.knowing(**{**self.dead.facts, "step": step.sequence, "mesh_lost": False}))
 
     def depend(self, step: Step, cause: MonarchError) -> None:
         """A step that was to be given again needs what a failed one was to make: it fails likewise."""

@@ -27,6 +27,7 @@ def attach(
     fan_out: int,
     timeout: float | None,
     spares: int = 0,
+    room: int = 0,
 ) -> AttachedHosts:
     """See `monarch.hosts`."""
     for name in transports or ():
@@ -37,9 +38,11 @@ def attach(
     parsed = parse_hosts(addresses)
     if not 0 <= spares < len(parsed):
         raise MonarchError(f"{spares} spare hosts of {len(parsed)}", hint="at least one host is no spare.")
-    tree = HostTree(parsed, security, fan_out, timeout)
+    if room < 0:
+        raise MonarchError(f"room for {room} hosts", hint="0 or more can join.")
+    tree = HostTree(parsed, security, fan_out, timeout, settings.host_reconnect)
     known = tuple(transports or default_transports(security))
-    return AttachedHosts(tree, security, partial(RemoteConnection, tree, known, timeout, spares=spares), spares)
+    return AttachedHosts(tree, security, partial(RemoteConnection, tree, known, timeout), spares, room)
 
 
 def default_transports(security: Security) -> list[str]:

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import count, groupby
 from typing import Any, Protocol
@@ -26,7 +26,7 @@ import torch
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.execution.events import say, wanted
-from monarch.compiler.plan import MeshSpec, MonarchError, Plan
+from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
@@ -35,6 +35,7 @@ from monarch.runtime.processes.looking import Exit, Seen
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.place import Place
+from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import Space, record_size
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES
 
@@ -158,7 +159,7 @@ class Inbox:
 
 
 class RemoteConnection(Connection):
-    """The workers of a mesh whose blocks of equal size are on the hosts of `tree`, in order."""
+    """The workers of a mesh, in blocks of equal size: each has a place on a host of `tree`."""
 
     def __init__(
         self,
@@ -168,27 +169,36 @@ class RemoteConnection(Connection):
         mesh: MeshSpec,
         lost: Callable[[], None],
         actor_processes: ActorProcesses | None = None,
-        spares: int = 0,
+        places: Sequence[int] | None = None,
+        joining: int | None = None,
     ) -> None:
-        """The last `spares` hosts of the tree have no place in the mesh as long as no other host is lost."""
-        hosts = len(tree.hosts) - spares
+        """`places` has the numbers of the hosts of the places, in order, without it all hosts of the tree. Hosts from
+        the number `joining` on have joined later: `move` takes them."""
+        places = range(len(tree.hosts)) if places is None else places
+        hosts = len(places)
         if mesh.workers % hosts:
             raise MonarchError(
                 f"{mesh} has {mesh.workers} workers, which cannot be divided evenly over {hosts} hosts",
-                hint="give the mesh a dim that the number of hosts divides, or attach another number of hosts.",
+                hint="give the mesh a dim that the number of hosts divides, or attach another number of hosts (those\n"
+                "that may join count too).",
             )
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
         self._tree = tree
         self.hosts = hosts
         self._each = mesh.workers // hosts
-        self._inbox = inbox = Inbox(tree, next(_meshes), range(hosts))
+        self._inbox = inbox = Inbox(tree, next(_meshes), places)
+        self._joining = len(tree.hosts) if joining is None else joining
+        self._moving: set[int] = set()
+        """Places whose workers are to start on other hosts."""
         self._ring = Space(RING_BYTES, restart=False)  # what is free in the hosts' rings, which are all alike
         self._items: list[_Item] = []  # what is to be sent to the hosts
         self._pids: dict[int, int] = {}
         self._set_aside: list[Message] = []  # what somebody waits for in `_answers`
         self._timeout = timeout
         self._suspect: tuple[float, str] | None = None  # a broken link, whose cause may still be told
+        self._refused: dict[int, str] = {}
+        """Why hosts did not start workers, by their numbers in the tree."""
         self.links: list[dict[str, Any]] = [{} for _ in range(mesh.workers)]
         """By worker and host: the transport that joins the worker to its counterpart there, and why."""
         tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
@@ -257,6 +267,7 @@ class RemoteConnection(Connection):
                     told |= {int(rank): what for rank, what in json.loads(bytes(message.data)).items()}
                 elif message.kind == "refused":
                     where = self._address(message.host) if message.host >= 0 else ""
+                    self._refused[message.host] = message.head["message"]
                     raise MonarchError(
                         f"cannot start {self.mesh} on host {where}: {message.head['message']}",
                         hint=message.head["hint"],
@@ -341,6 +352,8 @@ class RemoteConnection(Connection):
         elif message.kind in ("clock", "measured", "counted", "seen"):
             self._set_aside.append(message)
         elif message.kind == "exited":
+            if message.data:
+                self.results[head["rank"]] = Results(memoryview(message.data))
             self.state.died(
                 [Exit(head["rank"], head["how"], head.get("status"), head.get("log", ""))], self._address(message.host)
             )
@@ -432,6 +445,9 @@ class RemoteConnection(Connection):
             if not found:
                 self._inbox.wait(SLEEP_MILLISECONDS / 1000)
 
+    def pids_here(self) -> dict[int, int]:
+        return {}
+
     def pids(self) -> list[int]:
         return [self._pids[rank] for rank in range(self.mesh.workers)]
 
@@ -487,26 +503,42 @@ class RemoteConnection(Connection):
 
     def _renew(self, first: int, ranks: Sequence[int]) -> None:
         inbox = self._inbox
-        lost = {place: host for place, host in enumerate(inbox.hosts) if host in inbox.lost}
+        lost = {place: host for place, host in enumerate(inbox.hosts) if host in inbox.lost or place in self._moving}
         hosts = self._with_others(lost)
         self._items.clear()
         self._ring = Space(RING_BYTES, restart=False)
         self._suspect = None
         inbox.renew(first)
-        head = {"first": first, "ranks": list(ranks), "of": inbox.number}
+        head = {"first": first, "ranks": list(ranks), "of": inbox.number, "left": sorted(lost)}
         if not lost:
             inbox.send("renew", head)
             self._join()
         else:  # by another number: of this one hosts still have what the lost ones had said
             there = sorted({host for place, host in enumerate(hosts) if place not in lost})
-            before, inbox.number, inbox.hosts = inbox.number, next(_meshes), hosts
+            before, were = inbox.number, inbox.hosts
+            inbox.number, inbox.hosts = next(_meshes), hosts
             self._tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
             self._tree.send(Message("renew", inbox.number, head=head), hosts=there)
             for place in lost:
                 self._start_at(place, first)
-                logger.info("healing %s: host %s has the place of a lost one", self.mesh, self._address_at(place))
+                host = self._address_at(place)
+                if place not in self._moving:
+                    logger.info("healing %s: host %s has the place of a lost one", self.mesh, host)
+                elif inbox.hosts[place] >= self._joining:
+                    logger.info("%s: host %s, which has joined, takes workers", self.mesh, host)
+                else:
+                    logger.warning("%s: workers stay on host %s: no host that has joined takes them", self.mesh, host)
             try:
                 self._join()
+                self._moving.clear()
+            except MonarchError as error:
+                spares = {hosts[place] for place in lost} - set(there)
+                if not spares & self._refused.keys():
+                    raise
+                # The places are without workers as they were: another spare host may take them.
+                inbox.hosts = were
+                self._tree.send(Message("stop", inbox.number), hosts=sorted(spares))
+                raise DeviceMeshError(error.message, hint=error.hint) from None
             finally:
                 self._tree.unsubscribe(before)
 
@@ -517,19 +549,49 @@ class RemoteConnection(Connection):
         hosts = list(inbox.hosts)
         if not lost:
             return hosts
+        dead = [place for place in lost if place not in self._moving]
         alive = [host for host in range(len(self._tree.hosts)) if host not in inbox.lost]
-        spares = [host for host in alive if host not in hosts]
-        crowded = [host for host in alive if host in hosts] if self.elsewhere == "any host" else []
+        unused = [host for host in alive if host not in hosts]
+        spares = [host for host in unused if host not in self._refused]
+        crowded = [host for host in alive if host in hosts]
         names = ", ".join(self._address(host) for host in lost.values())
-        if not self.elsewhere or len(spares) + len(crowded) == 0 or (not crowded and len(spares) < len(lost)):
+        refused = [host for host in unused if host in self._refused]
+        enough = {"": not dead, "spare": len(spares) >= len(dead), "any host": True}[self.elsewhere]
+        if not enough or not (spares or crowded):
             raise MonarchError(
                 f"the mesh {self.mesh} cannot be healed as it was: host {names} is out of reach",
-                hint=f'policy="spare" takes spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1));\n'
+                hint="".join(f"{self._address(each)} has refused: {self._refused[each]}\n" for each in refused)
+                + f'policy="spare" takes spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1));\n'
                 'policy="shrink" goes on without the lost hosts.',
             )
-        for turn, place in enumerate(lost):
-            hosts[place] = spares[turn] if turn < len(spares) else crowded[turn % len(crowded)]
+        shared = crowded or spares  # where all hosts of the mesh are lost, spare ones have several places
+        for turn, place in enumerate(dead):
+            hosts[place] = spares[turn] if turn < len(spares) else shared[turn % len(shared)]
+        joined = [host for host in spares[len(dead) :] if host >= self._joining]
+        for turn, place in enumerate(sorted(self._moving)):
+            hosts[place] = joined[turn] if turn < len(joined) else shared[turn % len(shared)]
         return hosts
+
+    @property
+    def free_hosts(self) -> int:
+        taken = {*self._inbox.hosts, *self._inbox.lost, *self._refused}
+        return len(set(range(self._joining, len(self._tree.hosts))) - taken)
+
+    def move(self, ranks: Collection[int]) -> bool:
+        chosen: dict[int, range] = {}
+        sharing = Counter(self._inbox.hosts)
+        for place, host in enumerate(self._inbox.hosts):
+            own = range(place * self._each, (place + 1) * self._each)
+            if len(chosen) < self.free_hosts and sharing[host] > 1 and set(own) <= set(ranks):
+                sharing[host] -= 1
+                chosen[place] = own
+        if not chosen:
+            return False
+        self._moving.update(chosen)
+        moving = [rank for own in chosen.values() for rank in own]
+        self.state.died([Exit(rank, "moves to another host") for rank in moving])
+        self._inbox.send("dead", {"rank": moving[0]})
+        return True
 
     def _close(self) -> None:
         self._stop()

@@ -24,7 +24,8 @@ far they are.
     up     workers   for each: its process id, endpoint and memory
            links     for each: the transport to each other host, and why
            packet    rank; data: what that worker sent, and behind it the file that came with it
-           exited    rank, how; status and log (its last lines), where they are known
+           exited    rank, how; status and log (its last lines), where they are known; data: the small results that it
+                     has copied (see `shared.results`)
            lost      rank, peer, why: the link between the two has broken
            refused   message, hint: the start, or what came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
@@ -60,6 +61,7 @@ from monarch.runtime.controller.connection import pack_plan
 from monarch.runtime.processes.workers import Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.measured import clock, measured_part
+from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import Full
 from monarch.runtime.shared.window import STAGING_BYTES
 from monarch.runtime.worker.peers import pack, unpack
@@ -128,7 +130,11 @@ class HostService:
             self._last = True
         else:
             if message.kind == "renew":
-                self._parts[message.mesh] = self._parts.pop(int(message.head["of"]), [])
+                parts = self._parts.pop(int(message.head["of"]), [])
+                self._parts[message.mesh] = [part for part in parts if part.place not in message.head["left"]]
+                for part in parts:
+                    if part.place in message.head["left"]:
+                        part.stop()
             for part in self._parts.get(message.mesh, ()):  # one that could not start is told the rest as well
                 part.receive(message)
 
@@ -193,10 +199,10 @@ class _Part:
         spec = MeshSpec(tuple((str(name), int(size)) for name, size in head["dims"]))
         self._number = number
         self._reply = reply
-        self._host = int(head["host"])
+        self.place = int(head["host"])
         hosts = int(head["hosts"])
         self._each = spec.workers // hosts
-        ranks = range(self._host * self._each, (self._host + 1) * self._each)
+        ranks = range(self.place * self._each, (self.place + 1) * self._each)
         across = {
             "secret": head["secret"],
             "transports": head["transports"],
@@ -258,7 +264,7 @@ class _Part:
             place = rank % self._each
             counterparts = range(place, len(everyone), self._each)
             peers = {
-                host: {"rank": peer, **everyone[peer]} for host, peer in enumerate(counterparts) if host != self._host
+                host: {"rank": peer, **everyone[peer]} for host, peer in enumerate(counterparts) if host != self.place
             }
             self._workers.send(rank, pack({"peers": peers}))
 
@@ -398,7 +404,7 @@ class _Part:
             else:
                 self._say("packet", packet, rank=rank)
         for exit in self._workers.exits():
-            self._say("exited", **exit._asdict())
+            self._say("exited", Results.at(self._workers.window, exit.rank).contents(), **exit._asdict())
         if self._workers.lost_at_once:
             self._say("exited", rank=self._workers.ranks[0], how="has lost the process that it was forked from")
             raise _Stopping

@@ -14,7 +14,7 @@ WORKER = "monarch.runtime.worker.loop:serve"
 WORKER_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve"
 WORKER_BESIDE_ACTORS = "monarch.runtime.worker.loop:serve_beside"
 WORKER_BESIDE_ACTORS_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve_beside"
-ACTORS = "monarch.runtime.actors.processes.process:serve"
+ACTORS = "monarch.runtime.actors.processes.serving:serve"
 ROOT = "monarch.runtime.actors.processes.host:start_root"
 
 

@@ -30,6 +30,7 @@ EXIT_SECONDS = 2.0
 _WORKER_BYTES = 8 << 20  # what a forked worker has of its own before it computes anything
 _SEND_SECONDS = 0.05
 _SEEN_SECONDS = 5.0
+_MISSED_SECONDS = 1.0
 _ROOM_FOR_A_FILE = (socket.CMSG_SPACE(4),)
 
 Packet = tuple[int, bytes, int]
@@ -113,10 +114,12 @@ class Workers:
         """Of those that are known to have started, by rank."""
         self.ends = ends
         self.signals = self.window.signals()
-        self.signals.spins = 0
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         self._number = number
         self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
+        self._ended: set[int] = set()
+        """Whose processes had ended at the last look of `missed`."""
+        self._look_at = 0.0
         self._owner = os.getpid()
         self._stop = weakref.finalize(self, _stop, processes, number, ends, self._owner)
         self._stop.atexit = False  # handlers of the program may use the mesh until its processes are ended
@@ -301,6 +304,17 @@ class Workers:
                 how = message["how"] if "how" in message else how_ended(message["status"])
                 exits.append(Exit(message["rank"], how, message.get("status"), message.get("log", "")))
         return exits
+
+    def missed(self) -> list[Exit]:
+        """The workers that ended a while ago, though `exits` has not said so, or has said it to a call that was
+        interrupted. Looks once a second at most."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return []
+        self._look_at = now + _MISSED_SECONDS
+        before = self._ended
+        self._ended = {rank for rank, pid in list(self.pids.items()) if state_of(pid) in ("", "Z")}
+        return [Exit(rank, "has ended") for rank in sorted(before & self._ended)]
 
     def seen(self) -> dict[int, Seen]:
         """What the workers here do, by rank. Takes a second for each that does not say, and some seconds at most."""

@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
+import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
+from functools import partial
 from math import prod
 
+import numpy as np
 import torch
 
 from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Stored
+from monarch.runtime.shared.wire import in_bytes
 
 SPAN_BYTES = 8 << 20
 """What is scattered over at most so many bytes of a file is read in one stretch, with what lies in between."""
 _SLAB_BYTES = 8 << 20
+_BUFFER_BYTES, _PAGE = 4 << 20, 4096
+"""So much is written directly at a time, at offsets and from addresses that the second divides."""
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """By size, dtypes that NumPy has too: elements are moved as these, whatever they are."""
-
-
-_HUGEPAGE, _HUGE = 14, 2 << 20
-
-
-def new_block(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor whose elements are still to be filled, all at once: large ones in huge pages, where the kernel has some,
-    for filling spends more time in page faults than in copying otherwise."""
-    made = torch.empty(tuple(shape), dtype=dtype)
-    start = -(-made.data_ptr() // _HUGE) * _HUGE
-    length = made.data_ptr() + made.nbytes - start
-    if length >= _HUGE:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), _HUGEPAGE)
-    return made
 
 
 class CorruptError(Exception):
@@ -45,10 +36,10 @@ def stretches(tensor: torch.Tensor) -> Iterator[memoryview]:
     if not row.numel():
         return
     if row.device.type == "cpu" and row.is_contiguous():
-        yield memoryview(row.reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        yield memoryview(in_bytes(row).numpy())  # type: ignore[arg-type]
         return
     if not row.ndim or row.numel() * row.itemsize <= _SLAB_BYTES:
-        yield memoryview(row.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+        yield memoryview(in_bytes(row.cpu().contiguous()).numpy())  # type: ignore[arg-type]
         return
     rows = max(1, _SLAB_BYTES * row.shape[0] // (row.numel() * row.itemsize))
     for start in range(0, row.shape[0], rows):
@@ -83,22 +74,94 @@ def checksum(data: memoryview) -> str:
     return made.text()
 
 
-def write(fd: int, offset: int, tensor: torch.Tensor, wrote: Callable[[int], None]) -> list[str]:
-    """Write a tensor's elements, row-major, from `offset` on; `wrote` is told the bytes as they go, and may raise to
-    end it. Gives their checksums. Raises OSError."""
-    sums: list[str] = []
-    at, current = 0, Checksum()
-    for stretch in stretches(tensor):
-        while stretch:
-            part, stretch = stretch[: SUM_BYTES - at % SUM_BYTES], stretch[SUM_BYTES - at % SUM_BYTES :]
-            write_all(fd, part, offset + at)
-            current.add(part)
-            at += len(part)
-            if at % SUM_BYTES == 0:
-                sums.append(current.text())
-                current = Checksum()
-            wrote(len(part))
-    return [*sums, current.text()] if at % SUM_BYTES else sums
+class Target:
+    """A file that blocks are written to. Long stretches pass by the system's cache of files: `put` copies them into a
+    buffer that lies as direct writes need it, and the rest of a page at either end goes through the cache, for another
+    worker may write the other part of that page. Where the file system has no direct writes, all does. To be closed."""
+
+    def __init__(self, path: str) -> None:
+        """Open the file, which is made where there is none. Raises OSError."""
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            self._direct = os.open(path, os.O_WRONLY | os.O_CLOEXEC | getattr(os, "O_DIRECT", 0))
+        except OSError as error:
+            self._direct = -1
+            if error.errno != errno.EINVAL:
+                os.close(self._fd)
+                raise
+        self._buffer: np.ndarray | None = None
+        self._begin = self._start = self._end = 0
+        """Where in the file the buffer begins, and the first and the last byte that it holds."""
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for fd in {self._fd, self._direct} - {-1}:
+            os.close(fd)
+        self._fd = self._direct = -1
+
+    def write(self, offset: int, tensor: torch.Tensor, wrote: Callable[[int], None]) -> list[str]:
+        """Write a tensor's elements, row-major, from `offset` on; `wrote` is told the bytes as they go, and may raise
+        to end it. Gives their checksums. Raises OSError."""
+        sums: list[str] = []
+        at, current = 0, Checksum()
+        put = self._put if tensor.nbytes >= SUM_BYTES and self._direct >= 0 else partial(write_all, self._fd)
+        for stretch in stretches(tensor):
+            while stretch:
+                part, stretch = stretch[: SUM_BYTES - at % SUM_BYTES], stretch[SUM_BYTES - at % SUM_BYTES :]
+                put(part, offset + at)
+                current.add(part)
+                at += len(part)
+                if at % SUM_BYTES == 0:
+                    sums.append(current.text())
+                    current = Checksum()
+                wrote(len(part))
+        self._flush()
+        return [*sums, current.text()] if at % SUM_BYTES else sums
+
+    def write_bytes(self, offset: int, data: bytes) -> None:
+        """Write these bytes at `offset`. Raises OSError."""
+        write_all(self._fd, data, offset)
+
+    def sync(self, size: int | None = None) -> None:
+        """Have the disk hold all of it; the file ends at `size` then, where that is given. Raises OSError."""
+        if size is not None:
+            os.ftruncate(self._fd, size)
+        os.fsync(self._fd)
+
+    def _put(self, data: memoryview, offset: int) -> None:
+        """Take what stands at `offset`, right behind what was taken before."""
+        if self._buffer is None:
+            self._buffer = np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)
+        while data:
+            if self._start == self._end:
+                self._begin = offset - offset % _PAGE
+                self._start = self._end = offset
+            room = self._begin + _BUFFER_BYTES - offset
+            part, data = data[:room], data[room:]
+            self._buffer[offset - self._begin :][: len(part)] = np.frombuffer(part, np.uint8)
+            self._end = offset = offset + len(part)
+            if self._end == self._begin + _BUFFER_BYTES:
+                self._flush()
+
+    def _flush(self) -> None:
+        if self._start == self._end:
+            return
+        assert self._buffer is not None
+        held, begin, start, end = memoryview(self._buffer), self._begin, self._start, self._end  # type: ignore[arg-type]
+        low, high = start + -start % _PAGE, end - end % _PAGE
+        if low >= high:
+            low = high = end
+        write_all(self._fd, held[start - begin : low - begin], start)
+        try:
+            write_all(self._direct, held[low - begin : high - begin], low)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            write_all(self._fd, held[low - begin : high - begin], low)  # it opens files for these, and takes none
+        write_all(self._fd, held[high - begin : end - begin], high)
+        self._start = self._end
 
 
 def write_all(fd: int, data: bytes | memoryview, offset: int) -> None:
@@ -153,7 +216,7 @@ class Reader:
         span = (sum(reach) + 1) * size
         dense = span == view.numel() * size and _row_major(view.shape, block.strides)
         if dense and view.is_contiguous() and view.dtype == block.dtype:
-            self._bytes(memoryview(view.reshape(-1).view(torch.uint8).numpy()), block, first, name)  # type: ignore[arg-type]
+            self._bytes(memoryview(in_bytes(view).numpy()), block, first, name)  # type: ignore[arg-type]
         elif span <= SPAN_BYTES or not any(reach):
             buffer = bytearray(span)
             self._bytes(memoryview(buffer), block, first, name)

@@ -1,10 +1,11 @@
 """Small results in shared memory, which a controller on the same host reads without a command.
 
 The controller gives each step with small results a *place*: so many bytes, at the same place in an area of each
-worker's. A worker copies there what it holds of them before it counts the step as finished, and of what several workers
-hold only the first of them does. Places count all bytes that were ever given; an area has the last of them, and a value
-whose place a later step has taken is fetched by a command, as a large one is. A result is a word and its bytes; the
-word says which result stands there.
+worker's. A worker copies there what it holds of them before it commits the step, or, where there is no commit or the
+step makes them behind it, before it counts the step as finished; of what several workers hold only the first of them
+copies. So they outlive a worker that dies. Places count all bytes that were ever given; an area has the last of them,
+and a value whose place a later step has taken is fetched by a command, as a large one is. A result is a word and its
+bytes; the word says which result stands there.
 """
 
 from __future__ import annotations
@@ -48,17 +49,19 @@ class Small:
 
 
 def small_results(plan: Plan) -> tuple[Small, ...]:
-    """The results that are copied, in order, as far as they fit. Of a plan of several parts: ask for each part's."""
+    """The results that are copied, the smallest first, as far as they fit: what the plan returns, and pending sums that
+    it makes otherwise, such as a loss outside programs. Of a plan of several parts: ask for each part's."""
     found: list[Small] = []
     if plan.parts:
         return ()
-    for number, spec in enumerate(plan.outputs):
-        if spec.kind == "return":
-            offset = found[-1].end if found else 0
-            workers = frozenset(holders(spec.type, plan.mesh))
-            small = Small(number, offset, spec.type.local_shape(plan.mesh), spec.type.dtype, workers)
-            if small.end <= MOST_BYTES:
-                found.append(small)
+    wanted = [(at, each) for at, each in enumerate(plan.outputs) if each.kind == "return" or each.type.layout.partial]
+    for number, spec in sorted(wanted, key=lambda each: math.prod(each[1].type.local_shape(plan.mesh))):
+        offset = found[-1].end if found else 0
+        workers = frozenset(holders(spec.type, plan.mesh))
+        small = Small(number, offset, spec.type.local_shape(plan.mesh), spec.type.dtype, workers)
+        if small.end > MOST_BYTES:
+            break
+        found.append(small)
     return tuple(found)
 
 
@@ -82,13 +85,22 @@ class Places:
 
 
 class Results:
-    """The area of one worker."""
+    """The area of one worker: in the mesh's shared memory, or, without an address, what has come from another host."""
 
-    def __init__(self, window: Window, rank: int) -> None:
+    def __init__(self, area: memoryview, address: int = 0) -> None:
+        self._bytes = area
+        self._words = area.cast("q")
+        self._address = address
+
+    @staticmethod
+    def at(window: Window, rank: int) -> Results:
+        """A worker's area in shared memory."""
         start = window.geometry.results_of(rank)
-        self._bytes = window.bytes[start : start + RESULTS_BYTES]
-        self._words = self._bytes.cast("q")
-        self._address = window.address + start
+        return Results(window.bytes[start : start + RESULTS_BYTES], window.address + start)
+
+    def contents(self) -> bytes:
+        """The area as it is now."""
+        return bytes(self._bytes)
 
     def write(self, place: int, small: Small, value: object) -> None:
         """Copy a result, unless it is not what its type says, or on a GPU: then it is fetched as it is."""

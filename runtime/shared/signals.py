@@ -6,6 +6,7 @@ Every worker has two counters that only grow, and that only it writes:
     done       the number of commands it has finished  what the controller waits for
     over       those that it has finished or given up, said where that differs and peers are on other hosts
     sent, took      step << STEP_BITS | piece           what it has sent to other parts of a plan, and read of theirs
+    back sent, back took                                likewise of what is sent beside the steps that follow
     link messages   handshakes and the like that it has sent to peers on other hosts, for whoever counts them
     behind     it waits until all workers, also on other hosts, have finished so many commands
 
@@ -33,7 +34,7 @@ STEP_BITS = 24
 # Two cache lines a worker, the second for what parts of a plan send each other; offsets in 8-byte words.
 LINE = 16
 PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES, BEHIND = range(8)
-SENT, SENT_HINT, TOOK, TOOK_HINT = range(8, 12)
+SENT, SENT_HINT, TOOK, TOOK_HINT, BACK_SENT, BACK_SENT_HINT, BACK_TOOK, BACK_TOOK_HINT = range(8, 16)
 
 # The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
 # all workers of all hosts have finished or given up, which is said only while some stand still after a failure. Last,
@@ -75,11 +76,9 @@ class Signals:
         self.words = words
         self.address = address
         self.workers = workers
-        # With a core for every worker a short spin saves the cost of sleeping, and of being woken; without, the core is
-        # another's. Yields end when they have taken so long: where others compute on the cores, that is the first.
-        crowded = workers > cores()
-        self.spins = 0 if crowded else 150
-        self.yielding = 1_000 if crowded else _YIELDING
+        # With a core for every worker, giving it away and looking again saves the cost of sleeping, and of being woken.
+        # Yields end when they have taken so long: where others compute on the cores, that is the first.
+        self.yielding = 1_000 if workers > cores() else _YIELDING
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -113,9 +112,8 @@ class Signals:
 
     def _wait(self, index: int, target: int, check: Callable[[int], None]) -> None:
         words = self.words
-        for _ in range(self.spins):
-            if words[index] >= target:
-                return
+        if words[index] >= target:
+            return
         until = monotonic_ns() + self.yielding
         while monotonic_ns() < until:
             os.sched_yield()
@@ -155,7 +153,7 @@ class TimedSignals(Signals):
 
     def __init__(self, like: Signals, clock: Callable[[], int]) -> None:
         super().__init__(like.words, like.address, like.workers)
-        self.spins, self.yielding = like.spins, like.yielding
+        self.yielding = like.yielding
         self.waited = 0
         self._clock = clock
 

@@ -4,8 +4,9 @@
     ring       commands (see `ring`)
     staging    tensors on their way from the controller to the workers
     results    an area a worker, which it alone writes: small results of steps (see `results`)
-    windows    four areas a worker, which it alone writes and its peers read (see `collectives`), and two slots for what
-               the parts of a plan send each other (see `collectives.transfers`)
+    windows    four areas a worker, which it alone writes and its peers read (see `collectives`), and slots for what
+               the parts of a plan send each other (see `collectives.transfers`): two within a step, and more beside the
+               steps that follow, so that a sender need not wait for its readers' answer to each piece
 
 It is one anonymous file, mapped by all. Its size is an address range: pages are taken when first touched, and given
 back when the last process that maps it ends. The windows do not grow with the tensors that go through them, which
@@ -29,6 +30,7 @@ STAGING_BYTES = 64 << 20
 RESULTS_BYTES = 64 << 10
 AREAS = 4
 SLOTS = 2
+BACK_SLOTS = 8
 ALIGN = 64
 _ALL_WINDOWS = 64 << 20
 _CACHED_VIEWS = 20_000
@@ -74,13 +76,13 @@ class Geometry:
 
     @property
     def total(self) -> int:
-        return self.windows + self.workers * (AREAS + SLOTS) * self.area
+        return self.windows + self.workers * (AREAS + SLOTS + BACK_SLOTS) * self.area
 
     def results_of(self, rank: int) -> int:
         return self.results + rank * RESULTS_BYTES
 
     def area_of(self, rank: int, number: int) -> int:
-        return self.windows + (rank * (AREAS + SLOTS) + number) * self.area
+        return self.windows + (rank * (AREAS + SLOTS + BACK_SLOTS) + number) * self.area
 
 
 class Window:

@@ -183,4 +183,10 @@ def read_value_head(body: bytes | memoryview) -> tuple[torch.dtype, tuple[int, .
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor's elements as one row of bytes (a copy where it is not contiguous)."""
-    return tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    return in_bytes(tensor.resolve_conj().resolve_neg().contiguous())
+
+
+def in_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor's elements as one row of bytes, in its own memory. One with a single element is contiguous
+    whatever its strides are, which a view as bytes would refuse."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.shared.wire import in_bytes
 from monarch.runtime.transport.interface import Memory
 
 _SMALL = 32 << 10  # below, a slice assignment is faster than a call that gives up the interpreter's lock
@@ -92,7 +93,7 @@ def _tensor_view(tensor: Any) -> memoryview:
         )
     if tensor.device.type != "cpu":
         raise MonarchError(f"this tensor is on {tensor.device}: only its own transports reach that")
-    return memoryview(tensor.detach().reshape(-1).view(torch.uint8).numpy())
+    return memoryview(in_bytes(tensor.detach()).numpy())  # type: ignore[arg-type]
 
 
 def size_of(memory: Memory) -> int:

@@ -10,12 +10,13 @@ CLOSE       the sender has finished
 
 from __future__ import annotations
 
+import functools
 import json
 import struct
 from collections.abc import Sequence
 from typing import Final
 
-from monarch.runtime.transport.interface import AccessRefused
+from monarch.runtime.transport.interface import AccessRefused, Region, Signal
 from monarch.runtime.transport.plug import Owned
 
 PUT, POST, GET, ADD, SWAP, DONE, REFUSED, DATA, TELL, BROKEN, CLOSE = range(1, 12)
@@ -34,6 +35,34 @@ _ZEROS: Final = memoryview(bytes(256 << 10))
 def plain(kind: int, number: int = 0, text: bytes = b"", files: int = 0) -> memoryview:
     """A frame that names no memory."""
     return memoryview(HEADER.pack(kind, files, number, len(text), 0, NO_KEY, 0, 0, NO_KEY, 0, 0) + text)
+
+
+def request(kind: int, number: int, size: int, region: Region, offset: int, signal: Signal | None) -> bytes:
+    """The header of a PUT or a POST of so many bytes, with the signal that is to follow."""
+    if signal is None:
+        return HEADER.pack(kind, 0, number, size, region.number, key_of(region), offset, 0, NO_KEY, 0, 0)
+    word = signal.region
+    return HEADER.pack(
+        kind,
+        0,
+        number,
+        size,
+        region.number,
+        key_of(region),
+        offset,
+        word.number,
+        key_of(word),
+        signal.offset,
+        signal.value,
+    )
+
+
+def key_of(region: Region) -> bytes:
+    """A region's key as it travels."""
+    return _bytes_of(region.key)
+
+
+_bytes_of = functools.lru_cache(4096)(bytes.fromhex)
 
 
 def done(number: int, value: int | None = None) -> memoryview:

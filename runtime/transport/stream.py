@@ -43,8 +43,10 @@ from monarch.runtime.transport.frames import (
     Answer,
     Outgoing,
     done,
+    key_of,
     plain,
     refused,
+    request,
     signed,
 )
 from monarch.runtime.transport.interface import AccessRefused, LinkLost, Memory, Region, Signal, Work
@@ -83,7 +85,6 @@ class StreamLink:
         self._fd = stream.fileno()
         self._works: dict[int, LinkWork] = {}
         self._numbers = itertools.count(1)
-        self._keys: dict[str, bytes] = {}
         self._outbox = Outbox(stream, self.loop, self)
         self._losing = threading.Lock()
         self._error: LinkLost | None = None
@@ -127,7 +128,7 @@ class StreamLink:
         view = staging.outgoing(source)
         self.check(region, offset, view.nbytes, signal)
         work = self.work((view,))  # what a work keeps as a view is what data for it is received into
-        return self._ask(work, self._header(PUT, work.number, view.nbytes, region, offset, signal), view)
+        return self._ask(work, request(PUT, work.number, view.nbytes, region, offset, signal), view)
 
     def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
         if buffers.device_of(target) != "cpu":
@@ -136,9 +137,7 @@ class StreamLink:
         self.check(region, offset, view.nbytes)
         work = self.work(view)
         # The size that is asked for travels where a signal's offset would.
-        header = HEADER.pack(
-            GET, 0, work.number, 0, region.number, self._key(region), offset, 0, NO_KEY, view.nbytes, 0
-        )
+        header = HEADER.pack(GET, 0, work.number, 0, region.number, key_of(region), offset, 0, NO_KEY, view.nbytes, 0)
         return self._ask(work, header, EMPTY)
 
     def at_once(self, what: Literal["get", "put"], memory: Memory, region: Region, offset: int = 0) -> Work | None:
@@ -150,14 +149,12 @@ class StreamLink:
         view = staging.outgoing(source)
         size = view.nbytes
         self.check(region, offset, size, signal)
-        self._send(self._header(POST, 0, size, region, offset, signal), view)
+        self._send(request(POST, 0, size, region, offset, signal), view)
 
     def fetch_add(self, region: Region, offset: int, value: int) -> Work:
         self.check(region, offset, WORD)
         work = self.work()
-        header = HEADER.pack(
-            ADD, 0, work.number, 0, region.number, self._key(region), offset, 0, NO_KEY, 0, signed(value)
-        )
+        header = HEADER.pack(ADD, 0, work.number, 0, region.number, key_of(region), offset, 0, NO_KEY, 0, signed(value))
         return self._ask(work, header, EMPTY)
 
     def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Work:
@@ -166,7 +163,7 @@ class StreamLink:
         # The word to store travels where a signal's offset would.
         stored = signed(desired) & 0xFFFFFFFFFFFFFFFF
         header = HEADER.pack(
-            SWAP, 0, work.number, 0, region.number, self._key(region), offset, 0, NO_KEY, stored, signed(expected)
+            SWAP, 0, work.number, 0, region.number, key_of(region), offset, 0, NO_KEY, stored, signed(expected)
         )
         return self._ask(work, header, EMPTY)
 
@@ -269,32 +266,6 @@ class StreamLink:
         return LinkLost(f"the link to {self.name} over {self.transport} is lost: {why}", hint=hint)
 
     # -- sending ---------------------------------------------------------------------------------------------------
-
-    def _key(self, region: Region) -> bytes:
-        key = self._keys.get(region.key)
-        if key is None:
-            if len(self._keys) >= 4096:
-                self._keys.clear()
-            key = self._keys[region.key] = bytes.fromhex(region.key)
-        return key
-
-    def _header(self, kind: int, number: int, size: int, region: Region, offset: int, signal: Signal | None) -> bytes:
-        if signal is None:
-            return HEADER.pack(kind, 0, number, size, region.number, self._key(region), offset, 0, NO_KEY, 0, 0)
-        word = signal.region
-        return HEADER.pack(
-            kind,
-            0,
-            number,
-            size,
-            region.number,
-            self._key(region),
-            offset,
-            word.number,
-            self._key(word),
-            signal.offset,
-            signal.value,
-        )
 
     def _ask(self, work: LinkWork, header: bytes, payload: memoryview) -> LinkWork:
         try:

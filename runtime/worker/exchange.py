@@ -15,7 +15,7 @@ import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -41,6 +41,14 @@ class Loan:
         if self._owner is None:
             return torch.empty(self._shape, dtype=self._dtype)
         return torch.frombuffer(self._owner, dtype=self._dtype).as_strided(self._shape, self._strides)
+
+
+class Actors(Protocol):
+    """What a worker needs of these that runs in a process of actors."""
+
+    def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None: ...
+
+    def adopt(self, token: int) -> list[torch.Tensor]: ...
 
 
 @dataclass

@@ -41,6 +41,7 @@ class Kind(IntEnum):
     """Bytes that a file can have."""
     FLIP = 11
     """The bit, of those of the value whose handle follows."""
+    NAN = 12
 
 
 class InjectedError(RuntimeError):
@@ -67,11 +68,32 @@ class _At:
         pass
 
 
+class _Nan(_At):
+    """Puts a NaN into the first floating-point result of a step from an instruction on."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(lambda instruction: None)
+        self._left: int | None = at
+
+    def ran(self, instruction: int, start: int, end: int, slot: int, value: Any) -> None:
+        if self._left is None or instruction < self._left:
+            return
+        for each in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(each, torch.Tensor) and each.is_floating_point() and each.numel():
+                each[(0,) * each.ndim] = torch.nan
+                self._left = None
+                return
+
+
 def suffer(state: WorkerState, kind: int, at: int, value: int, handle: int = -1) -> None:
     """Suffer a fault at once (`at` is -1), or when the next step comes to its instruction `at`, or to the last that it
-    has. An instruction that fails does so before the commit at the latest: behind it stand none that can fail."""
+    has: behind the commit, where it commits at its end. An instruction that fails does so before the commit at the
+    latest: behind it stand none that can fail."""
     if kind == Kind.FLIP:
         _flip(state, handle, value)
+        return
+    if kind == Kind.NAN:
+        state.run_next(lambda plan: _Nan(max(at, 0)))
         return
     act = _ACTS[Kind(kind)]
     if at < 0 and kind not in (Kind.SLOW, Kind.FAIL):
@@ -80,7 +102,9 @@ def suffer(state: WorkerState, kind: int, at: int, value: int, handle: int = -1)
 
     def observer(plan: LoadedPlan) -> _At:
         ops = [instruction.op for instruction in plan.instructions]
-        last = ops.index("commit") if kind == Kind.FAIL and "commit" in ops else len(ops)
+        last = len(ops) + plan.frame.commits_at_end
+        if kind == Kind.FAIL:
+            last = ops.index("commit") if "commit" in ops else len(ops)
         here = min(max(at, 0), last)
 
         def come(instruction: int) -> None:

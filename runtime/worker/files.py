@@ -7,10 +7,10 @@ takes a copy (see `WorkerState._run`). What a worker reads, it reads in its plac
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ from monarch.compiler.blocks import own_part, start_of
 from monarch.compiler.execution.storage import Stored
 from monarch.compiler.plan import DTYPES, Layout, MeshSpec, TensorType
 from monarch.runtime.shared import wire
-from monarch.runtime.shared.files import CorruptError, Reader, explain, new_block, write
+from monarch.runtime.shared.files import CorruptError, Reader, Target, explain
+from monarch.runtime.shared.large import new_block
 from monarch.runtime.shared.place import ranks_of
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.messages import Message, Missing, Value
@@ -55,19 +56,20 @@ class Save:
         threading.Thread(target=self.run, name="monarch save", daemon=True).start()
 
     def run(self) -> None:
+        opened = ExitStack()
         with torch.inference_mode():
-            files: dict[str, int] = {}
+            files: dict[str, Target] = {}
             file = ""
             try:
                 for handle, piece, file, offset in self.pieces:
                     if file not in files:
-                        files[file] = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-                    sums = write(files[file], offset, piece, self._wrote)
+                        files[file] = opened.enter_context(Target(file))
+                    sums = files[file].write(offset, piece, self._wrote)
                     if sums:  # where there is nothing to write, another piece may stand
                         self.sums.append((file, offset, sums))
                     self.pending[handle] -= 1
-                for fd in files.values():
-                    os.fsync(fd)
+                for target in files.values():
+                    target.sync()
             except OSError as error:
                 self.error = explain(error, file)
             except (MemoryError, RuntimeError) as error:  # PyTorch raises the second
@@ -75,8 +77,7 @@ class Save:
             except _Stopped:
                 pass
             finally:
-                for fd in files.values():
-                    os.close(fd)
+                opened.close()
                 self.pieces.clear()
                 self.pending.clear()
                 self.done = True

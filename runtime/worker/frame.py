@@ -130,9 +130,14 @@ class Frame:
         arena: Arena | Part | None = None,
         graphs: Graphs | None = None,
         commits: bool = False,
+        told: Sequence[int] = (),
     ) -> None:
-        """`commits` says that the step replaces states, though it be those of other parts."""
+        """`commits` says that the step replaces states, though it be those of other parts. The commit is called with
+        those values of the slots `told` that are made before it: `told_early`."""
         self.plan = plan
+        says_when = any(instruction.op == "commit" for instruction in plan.instructions)
+        commits = says_when or commits or any(plan.donated)
+        self.told_early = _made_early(plan, told) if commits else ()
         self._bind = bind
         # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
         self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
@@ -147,13 +152,18 @@ class Frame:
         self._calls = [self._call(instruction) for instruction in plan.instructions]
         self.use(arena)
         self._commit = ""
-        if (commits or any(plan.donated)) and not any(instruction.op == "commit" for instruction in plan.instructions):
+        if commits and not says_when:
             # States are replaced by all workers or by none, also where nothing is written in place.
-            self._commit = f"{self._name(bind('commit'))}()"
+            self._commit = self._commit_line()
         self._plain: Function = self._function() if graphs is None else self._with(graphs)
         self._measured: Callable[..., tuple[Any, ...]] | None = None
         self.run: Function = self._plain
         running.add(self)
+
+    @property
+    def commits_at_end(self) -> bool:
+        """Whether it commits behind the plan's last instruction."""
+        return bool(self._commit)
 
     def where(self, frame: FrameType) -> str:
         """See `looking.Running`."""
@@ -331,12 +341,17 @@ class Frame:
         given = dict(zip(parameters, args, strict=False)) | kwargs
         if set(given) != set(parameters) or len(args) > len(parameters):
             raise PlanError(f"{op} takes ({', '.join(parameters)}), and the plan gives ({', '.join(given)})")
+        if op == "commit":
+            return self._commit_line()
         if not parameters:
             return f"{self._name(self._bind(op))}()"
         tensors = given.pop("tensors")
         if op == "wait":  # what it waits for has the tensors
             return f"{self._name(self._bind(op))}({self._text(given['pending'])})"
         return f"{self._name(self._bind(op, *given.values()))}({self._text(tensors)})"
+
+    def _commit_line(self) -> str:
+        return f"{self._name(self._bind('commit'))}({', '.join(f's{_number(slot)}' for slot in self.told_early)})"
 
     def _text(self, value: Any) -> str:
         if isinstance(value, Slot):
@@ -368,6 +383,13 @@ class Frame:
             if (found := function.place(traceback)) is not None:
                 return replace(found, whole=False)
         return _place(self.plan, self._lines_of, traceback)
+
+
+def _made_early(plan: Plan, slots: Sequence[int]) -> tuple[int, ...]:
+    """Those of the slots that stand when the plan commits, which it does at its end where it does not say so."""
+    at = next((at for at, each in enumerate(plan.instructions) if each.op == "commit"), len(plan.instructions))
+    late = {each.out for each in plan.instructions[at:]}
+    return tuple(slot for slot in slots if slot not in late)
 
 
 def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: TracebackType | None) -> Place | None:

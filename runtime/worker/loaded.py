@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,6 +23,7 @@ from monarch.runtime.worker.freed import Ahead
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.mirror import Mirror
+    from monarch.runtime.collectives.sending import Sending
     from monarch.runtime.worker.device.gpu import OnGpu
 
 
@@ -35,6 +36,9 @@ class Rounds(Ahead, Protocol):
 
     @property
     def mirror(self) -> Mirror | None: ...
+
+    @property
+    def sending(self) -> Sending: ...
 
 
 class Steps(Protocol):
@@ -49,7 +53,13 @@ class Steps(Protocol):
     @property
     def ranks(self) -> Sequence[int]: ...
 
-    def over(self, mesh: MeshSpec, ranks: Sequence[int], joint: Sequence[int] | None = None) -> Steps: ...
+    def over(
+        self,
+        mesh: MeshSpec,
+        ranks: Sequence[int],
+        joint: Sequence[int] | None = None,
+        committing: Sequence[int] | None = None,
+    ) -> Steps: ...
 
     def transfers(self, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> Any: ...
 
@@ -77,24 +87,28 @@ class LoadedPlan:
         collectives: Steps,
         arena: Arena,
         kernels: Path | None,
-        commit: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]],
+        commit: Callable[[Callable[[], None], Callable[[], None]], Callable[..., None]],
         whole: Plan | None = None,
         part: int = 0,
     ) -> None:
         """A plan that is one of several parts of `whole` is number `part` there. `kernels` is the object that its
         kernels were built into. `commit` gives the plan's commit, of what waits for what the step has started, and what
-        waits until all workers have come."""
+        waits until all workers have come; it is called with the results `small_early`."""
         whole = whole or plan
         calls = _Calls(plan, rank, collectives, kernels, commit, whole, part)
         self.check = calls.check
         self.ready = ready = calls.ready
         """What it needs on a GPU."""
+        small = [each for each in small_results(plan) if collectives.me in each.workers]
         if ready is None:
-            self.frame = Frame(plan, calls.bind, arena, commits=any(whole.donated))
+            told = [plan.outputs[each.output].slot for each in small]
+            self.frame = Frame(plan, calls.bind, arena, commits=any(whole.donated), told=told)
         else:
             graphs = _graphs(plan, ready, rank)
             self.frame = Frame(ready.plan, ready.binds(calls.bind), graphs=graphs, commits=any(whole.donated))
         self.failed = False
+        self.sends = None if part not in whole.senders else Sends(_receivers(whole), calls.last)
+        """Of a part that only sends, beside the steps that follow."""
         self.shares = bool(whole.parts) and not any(whole.donated)
         """Whether it is one of several parts, which do not meet at a commit."""
         self.ranks = collectives.ranks
@@ -112,7 +126,18 @@ class LoadedPlan:
         self.gives = [at for at, spec in enumerate(whole.outputs) if spec.part == part]
         """Of the whole plan's outputs, the numbers of those that it makes."""
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
-        self.small = [small for small in small_results(plan) if collectives.me in small.workers]
+        early = self.frame.told_early
+        self.small_early = [each for each in small if plan.outputs[each.output].slot in early]
+        """The small results that the commit is called with, in this order."""
+        self.small = [each for each in small if each not in self.small_early]
+        """The others."""
+
+
+class Sends(NamedTuple):
+    """What a part sends beside the steps that follow: to which workers, and the number behind its last piece."""
+
+    readers: frozenset[int]
+    last: int
 
 
 class _Calls:
@@ -125,14 +150,16 @@ class _Calls:
         rank: int,
         collectives: Steps,
         kernels: Path | None,
-        commit: Callable[[Callable[[], None], Callable[[], None]], Callable[[], None]],
+        commit: Callable[[Callable[[], None], Callable[[], None]], Callable[..., None]],
         whole: Plan,
         part: int,
     ) -> None:
         self.ready = None if plan.target == "cpu" else _on_gpu(plan, rank)
         self._collectives = collectives
         self._commit = commit
+        self._receives = bool(whole.senders) and part not in whole.senders
         self._transfers = collectives.transfers(whole, part, _ranks_of(whole)) if whole.parts else None
+        self.last = 0 if self._transfers is None else self._transfers.last
         self._kernels = kernels
         self._position = dict(zip(plan.mesh.names, plan.mesh.point(collectives.me), strict=True))
         self._sizes = dict(plan.mesh.sizes)
@@ -148,9 +175,21 @@ class _Calls:
         for wait in self._waits:
             wait()
 
+    def _meeting(self) -> Callable[[], None]:
+        """What waits at the commit."""
+        meet, transfers = self._collectives.commit(), self._transfers
+        if transfers is None or not self._receives:
+            return meet
+
+        def run() -> None:
+            transfers.await_senders()
+            meet()
+
+        return run
+
     def bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
         if name == "commit":
-            return self._commit(self.check, self._collectives.commit())
+            return self._commit(self.check, self._meeting())
         if name == "kernel":
             text, over = arguments
             return bind(self._kernels, text, over, torch.get_num_threads())
@@ -197,6 +236,11 @@ def _by_way_of_host(
 def _ranks_of(plan: Plan) -> list[tuple[int, ...]]:
     """The workers of each part of a plan, in order."""
     return [tuple(part.place.ndslice) for part in plan.parts]
+
+
+def _receivers(plan: Plan) -> frozenset[int]:
+    """The workers of a plan's parts that do more than send."""
+    return frozenset(rank for at, ranks in enumerate(_ranks_of(plan)) for rank in ranks if at not in plan.senders)
 
 
 def _moving_by_way_of_host(device: torch.device, moving: Callable[..., Any]) -> Callable[..., Any]:

@@ -29,8 +29,9 @@ from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import RingReader
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Window
 from monarch.runtime.shared.wire import Report
+from monarch.runtime.worker.exchange import Actors
 from monarch.runtime.worker.messages import Buffer, Count, Message, Value
-from monarch.runtime.worker.state import Actors, WorkerState
+from monarch.runtime.worker.state import WorkerState
 from monarch.runtime.worker.tracing import Tracer
 
 
@@ -153,7 +154,7 @@ class _Worker:
             self._tracer,
             lambda number: _receive_file(up, number),
             actors,
-            Results(window, rank) if across is None else None,
+            Results.at(window, rank),
         )
         self._finished = 0  # commands
 

@@ -28,7 +28,7 @@ from monarch.runtime.shared.window import Window
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import Address, Link, LinkLost, Region
 from monarch.runtime.worker import loop
-from monarch.runtime.worker.state import Actors
+from monarch.runtime.worker.exchange import Actors
 
 _OVER_SECONDS = 0.05
 

@@ -7,46 +7,36 @@ import pickle
 import struct
 import traceback
 import weakref
-import zlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.compiler.loading import load
-from monarch.compiler.local_ops import AnomalyFound
 from monarch.compiler.mesh import NDSlice
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.bits import bit_sum
 from monarch.runtime.shared.definitions import define
 from monarch.runtime.shared.place import ranks_of
-from monarch.runtime.shared.results import Results
+from monarch.runtime.shared.results import Results, Small
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
-from monarch.runtime.worker.exchange import Loan
+from monarch.runtime.worker.exchange import Actors, Loan
+from monarch.runtime.worker.failures import explain, locate
 from monarch.runtime.worker.files import Files
 from monarch.runtime.worker.frame import Observer
 from monarch.runtime.worker.freed import Freed
 from monarch.runtime.worker.loaded import LoadedPlan, Steps, describe
 from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Value
+from monarch.runtime.worker.moving import move
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.mirror import Mirror
-
-_OPERANDS = 16
-
-
-class Actors(Protocol):
-    """What of `exchange` a worker needs that runs in a process of actors."""
-
-    def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None: ...
-
-    def adopt(self, token: int) -> list[torch.Tensor]: ...
 
 
 @dataclass
@@ -102,6 +92,8 @@ class WorkerState:
         self._mixed = False
         """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
         self._donated: list[int] = []
+        self._small: Sequence[Small] = ()
+        self._small_place = 0
         self._committed = False
         self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
             wire.RUN: self._run,
@@ -150,7 +142,7 @@ class WorkerState:
 
     def _session(self, collectives: Steps) -> None:
         self._collectives, self._begin = collectives, collectives.at.begin
-        self._parts: dict[tuple[MeshSpec, NDSlice, tuple[int, ...] | None], Steps] = {}
+        self._parts: dict[tuple[MeshSpec, NDSlice, tuple[int, ...] | None, tuple[int, ...] | None], Steps] = {}
         self._ranks: dict[int, Collection[int]] = {}
         """The workers that a plan runs on, by its number, where these are not all."""
         self._together: dict[Collection[int], int] = {}
@@ -174,6 +166,7 @@ class WorkerState:
         """End what the session's collectives are connected with."""
         for collectives in (self._collectives, *self._parts.values()):
             collectives.close()
+        self._collectives.at.sending.stop()
 
     def peers(self, body: bytearray) -> Collection[int]:
         """The workers that a command is for, in which they wait for each other."""
@@ -268,7 +261,7 @@ class WorkerState:
         arguments: list[Any] = list(plan.struct.unpack_from(body)[6:])
         self._donated = [arguments[at] for at in plan.donated]
         self._committed = False
-        values = self.values
+        values, sending = self.values, self._collectives.at.sending
         elsewhere: list[tuple[int, int]] = []
         for at, dtype in enumerate(plan.dtypes):
             if dtype is not None:
@@ -283,8 +276,14 @@ class WorkerState:
                 elsewhere.append((at, handle))
         self._begin(step)
         try:
+            if plan.sends is not None:
+                sending.begin(step, plan.sends.readers, arguments)
             if self._seen:
                 self._part_from_actors(plan, arguments)
+            if sending.is_busy:
+                for at in plan.donated:
+                    if sending.holds(arguments[at]):
+                        arguments[at] = arguments[at].clone()
             if self._shared and not self._shared.isdisjoint(self._donated):
                 for at, handle in zip(plan.donated, self._donated, strict=True):
                     if handle in self._shared:
@@ -298,26 +297,32 @@ class WorkerState:
             if plan.failed and plan.ready is not None:
                 plan.ready.forget()
             plan.failed = False
+            self._small, self._small_place = plan.small_early, place
             results = plan.frame.run(arguments)
             plan.check()
+            if plan.sends is not None:
+                sending.finish(plan.sends.last)
         except Aborted as aborted:
             plan.failed = True
             report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
-            self._place(report, plan, aborted)
+            locate(report, plan, aborted)
             return [self._miss(step, base, outputs, report)]
         except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
             plan.failed = True
-            report = self._explain(step, plan, error)
+            report = explain(self.rank, step, plan, error, self._committed)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
         for at, result in zip(plan.gives, results, strict=True):
             values[base + at] = result
         if plan.shares:
             self._together[self._ranks[number]] = step + 1
-        if self._results is not None:
-            for small in plan.small:
-                self._results.write(place + small.offset, small, results[small.output])
+        self._copy_small(plan.small, place, [results[small.output] for small in plan.small])
         return []
+
+    def _copy_small(self, small: Sequence[Small], place: int, values: Sequence[object]) -> None:
+        if self._results is not None:
+            for each, value in zip(small, values, strict=True):
+                self._results.write(place + each.offset, each, value)
 
     def _miss(self, step: int, base: int, outputs: int, report: Report) -> Report:
         root = report.root if report.kind == "dependent" else step
@@ -325,47 +330,14 @@ class WorkerState:
             self.values[base + at] = Missing(root, report.committed)
         return report
 
-    def _explain(self, step: int, plan: LoadedPlan, error: Exception) -> Report:
-        if isinstance(error, AnomalyFound):
-            return self._anomaly(step, plan, error)
-        report = Report(
-            "failed",
-            self.rank,
-            step,
-            error=describe(error),
-            traceback="".join(traceback.format_exception(error)),
-            committed=self._committed,
-        )
-        self._place(report, plan, error)
-        return report
-
-    def _anomaly(self, step: int, plan: LoadedPlan, found: AnomalyFound) -> Report:
-        """Say which value of the plan has an anomaly, and on which worker."""
-        looking = next(each for each in plan.instructions if each.op == "find_anomaly" and each.args[1] == found.number)
-        _, _, op, text, inf, _ = looking.args
-        what = "a NaN or an infinity" if inf else "a NaN"
-        what = f"was given {what}, in {text}" if text else f"made {what}, the step's first, in {op}"
-        source = plan.sources[looking.source] if looking.source >= 0 else None
-        where = plan.ranks[found.worker]
-        return Report("failed", self.rank, step, op=op, source=source, anomaly=what, where=where)
-
-    def _place(self, report: Report, plan: LoadedPlan, error: Exception) -> None:
-        """Note from which op of the plan an error comes, and from which line of the user's."""
-        place = plan.frame.place(error.__traceback__)
-        if place is not None:
-            # As the plan has it, also where a GPU runs a kernel for it.
-            report.op = plan.instructions[place.number].op if place.whole else place.instruction.op
-            report.operands = tuple(place.operands[:_OPERANDS])
-            if 0 <= place.instruction.source < len(place.plan.sources):
-                report.source = place.plan.sources[place.instruction.source]
-
     def _commit(
         self, ranks: Collection[int], check: Callable[[], None], meet: Callable[[], None]
-    ) -> Callable[[], None]:
-        """The commit of a plan that runs on these workers."""
+    ) -> Callable[..., None]:
+        """The commit of a plan that runs on these workers, called with the small results that stand by then."""
 
-        def commit() -> None:
+        def commit(*small: object) -> None:
             check()
+            self._copy_small(self._small, self._small_place, small)
             if self._together:
                 self._await_other_parts(ranks)
             meet()
@@ -414,7 +386,13 @@ class WorkerState:
                 part = next(at for at, each in enumerate(whole.parts) if self.rank in each.place.ndslice)
                 plan = whole.parts[part].plan
                 self._ranks[number] = frozenset(joint)
-                collectives = self._among(plan.mesh, whole.parts[part].place.ndslice, joint)
+                alike = [
+                    rank
+                    for at, each in enumerate(whole.parts)
+                    if (at in whole.senders) == (part in whole.senders)
+                    for rank in each.place.ndslice
+                ]
+                collectives = self._among(plan.mesh, whole.parts[part].place.ndslice, joint, tuple(alike))
             self._fit(plan.arena)
             commit = partial(self._commit, self._ranks.get(number, self._everyone))
             self.plans[number] = loaded = LoadedPlan(
@@ -428,12 +406,19 @@ class WorkerState:
             return [report]
         return []
 
-    def _among(self, mesh: MeshSpec, ranks: NDSlice, joint: tuple[int, ...] | None = None) -> Steps:
+    def _among(
+        self,
+        mesh: MeshSpec,
+        ranks: NDSlice,
+        joint: tuple[int, ...] | None = None,
+        committing: tuple[int, ...] | None = None,
+    ) -> Steps:
         """The collectives of plans for some of the workers, with these dims; or of one part of plans of several, which
-        run on `joint`."""
-        if (mesh, ranks, joint) not in self._parts:
-            self._parts[mesh, ranks, joint] = self._collectives.over(mesh, tuple(ranks), joint)
-        return self._parts[mesh, ranks, joint]
+        run on `joint`, and of which those on `committing` commit together."""
+        key = (mesh, ranks, joint, committing)
+        if key not in self._parts:
+            self._parts[key] = self._collectives.over(mesh, tuple(ranks), joint, committing)
+        return self._parts[key]
 
     def _unload(self, step: int, body: bytearray) -> list[Message]:
         for number in wire.unpack_numbers(body)[1:]:
@@ -467,7 +452,7 @@ class WorkerState:
             if start == 0:
                 value = self.values[handle] = torch.empty(shape, dtype=wire.DTYPE_LIST[code])
             if isinstance(value, torch.Tensor) and length:
-                row = value.reshape(-1).view(torch.uint8)
+                row = wire.in_bytes(value)
                 if offset == wire.INLINE:
                     piece = torch.frombuffer(body, dtype=torch.uint8, count=length, offset=at + block * length)
                 else:
@@ -494,43 +479,9 @@ class WorkerState:
         held: Callable[[int, tuple[int, int]], torch.Tensor | Missing | None],
         keep: Callable[[int, tuple[int, int], torch.Tensor], None],
     ) -> list[Message]:
-        """Move blocks from worker to worker, as a COPY says. `held` gives a value's block for a pair of source and
-        target, and `keep` takes it there. Each is checked by a checksum that its source sends along, and lies there as
-        it does here: PyTorch's sums depend on the strides of their operands."""
-        numbers = iter(body)
-        pairs = [(next(numbers), next(numbers)) for _ in range(next(numbers))]
-        gives = next((pair for pair in pairs if pair[0] == self.rank), None)
-        gets = next((pair for pair in pairs if pair[1] == self.rank), None)
-        handles: list[int] = []
-        blocks: list[torch.Tensor] = []
+        """Move blocks from worker to worker, as a COPY says, by `moving.move`."""
         self._begin(step)
-        try:
-            for handle in numbers:
-                code, ndim = next(numbers), next(numbers)
-                shape = [next(numbers) for _ in range(ndim)]
-                block = torch.empty(shape, dtype=wire.DTYPE_LIST[code])
-                if gives is not None:
-                    value = held(handle, gives)
-                    if not isinstance(value, torch.Tensor) or (value.shape, value.dtype) != (block.shape, block.dtype):
-                        raise RuntimeError(f"value {handle} is not here as it was to be copied")
-                    block = value.cpu()
-                handles.append(handle)
-                blocks.append(block)
-            notes = torch.tensor([note for block in blocks for note in (checksum(block), *_strides(block))])
-            *copies, told = self._collectives.permute(self._mesh.names, pairs)([*blocks, notes])
-            if gets is not None:
-                notes_of = iter(told.tolist())
-                for handle, copied in zip(handles, copies, strict=True):
-                    if next(notes_of) != checksum(copied):
-                        raise RuntimeError(f"value {handle} did not arrive as it was sent")
-                    strides = [next(notes_of) for _ in copied.shape]
-                    block = torch.empty_strided(copied.shape, strides, dtype=copied.dtype).copy_(copied)
-                    keep(handle, gets, block)
-        except Aborted as aborted:
-            return [Report("aborted", self.rank, step, error=str(aborted))]
-        except RuntimeError as error:
-            return [Report("failed", self.rank, step, describe(error), "".join(traceback.format_exception(error)))]
-        return []
+        return move(step, body, self.rank, partial(self._collectives.permute, self._mesh.names), held, keep)
 
     # -- snapshots ---------------------------------------------------------------------------------------------------
 
@@ -647,13 +598,3 @@ class WorkerState:
                 seen = self._seen[handle]
                 if seen is None or any(ref() is not None for ref in seen):
                     arguments[at] = arguments[at].clone()
-
-
-def checksum(tensor: torch.Tensor) -> int:
-    """Of the bytes of a tensor's elements, in order."""
-    return zlib.crc32(memoryview(wire.raw(tensor).numpy()))  # type: ignore[arg-type]
-
-
-def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Those of a tensor without gaps that lies as this one does."""
-    return torch.empty_like(tensor).stride()

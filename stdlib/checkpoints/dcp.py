@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 
 from monarch.compiler.errors import CheckpointError
 from monarch.compiler.execution.storage import SUM_DIGITS, Piece, Stored
-from monarch.runtime.shared.files import write, write_all
+from monarch.runtime.shared.files import Target
 from monarch.stdlib.checkpoints.blocks import Shares, Source
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.containers import Container, find
@@ -79,11 +79,10 @@ class DcpWriter:
         sums = dict(sums)
         storage: dict[Any, Any] = {}
         known: dict[str, Any] = {}
-        here = os.open(self._folder / _HERE, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with Target(str(self._folder / _HERE)) as here:
             at = 0
             for name, data in self._values.items():
-                write_all(here, data, at)
+                here.write_bytes(at, data)
                 storage[metadata.MetadataIndex(name)] = filesystem._StorageInfo(_HERE, at, len(data))
                 known[name] = metadata.BytesStorageMetadata()
                 at += len(data)
@@ -92,10 +91,9 @@ class DcpWriter:
                     container = Container(source.dtype, source.shape, at)
                     self._blocks[source.name] = [(_HERE, container, (0,) * len(source.shape))]
                     key = str(self._folder / _HERE), container.elements
-                    sums[key] = write(here, container.elements, source.plain, lambda size: None)
+                    sums[key] = here.write(container.elements, source.plain, lambda size: None)
                     at = container.end
-        finally:
-            os.close(here)
+            here.sync()
         listed, digits = self._wrap(sums)
         for source in self._sources:
             for name in (source.name, *(tied for tied, kept in self._ties.items() if kept == source.name)):
@@ -126,18 +124,15 @@ class DcpWriter:
         digits: list[str] = []
         count = 0
         for file, containers in files.items():
-            fd = os.open(self._folder / file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            try:
+            with Target(str(self._folder / file)) as target:
                 for container in containers:
                     found = sums[str(self._folder / file), container.elements] if container.size else []
-                    write_all(fd, container.head, container.at)
-                    write_all(fd, container.tail, container.elements + container.size)
+                    target.write_bytes(container.at, container.head)
+                    target.write_bytes(container.elements + container.size, container.tail)
                     listed.setdefault(file, []).append([container.at, container.elements, count])
                     digits += found
                     count += len(found)
-                os.fsync(fd)
-            finally:
-                os.close(fd)
+                target.sync()
         return listed, "".join(digits)
 
 

@@ -15,7 +15,8 @@ from monarch.language import DistributedTensor
 from monarch.language.placing.replacing import from_handle, replace_values
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
-from monarch.runtime.shared.files import CorruptError, Reader, explain, new_block
+from monarch.runtime.shared.files import CorruptError, Reader, explain
+from monarch.runtime.shared.large import new_block
 from monarch.stdlib.checkpoints import dcp, safetensors_files
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.filling import Filling, Wanted

@@ -21,7 +21,7 @@ from monarch.compiler.errors import CheckpointError
 from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Piece, Stored
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor
-from monarch.runtime.shared.files import write, write_all
+from monarch.runtime.shared.files import Target
 from monarch.stdlib.checkpoints.blocks import Part, Shares, Source, relaid
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 
@@ -179,24 +179,20 @@ class _File:
         return _LENGTH.pack(len(text)) + text
 
     def finish(self, sums: Mapping[tuple[str, int], list[str]]) -> None:
-        fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
+        with Target(str(self.path)) as target:
             digits: list[str] = []
             for source in self._sources:
                 for offsets, shape, _ in self._blocks[source.name]:
                     at = self._at(source, offsets)
                     if source.plain is not None:
-                        found = write(fd, at, source.plain, lambda size: None)
+                        found = target.write(at, source.plain, lambda size: None)
                     else:
                         found = sums[str(self.path), at] if prod(shape) else []
                     digits += found
             told = {**self._metadata, _SUMS: "".join(digits)}
             own = zlib.crc32(self._header(told))
-            write_all(fd, self._header({**told, _OWN: f"{own:08x}"}), 0)
-            os.ftruncate(fd, self._start + self.size)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+            target.write_bytes(0, self._header({**told, _OWN: f"{own:08x}"}))
+            target.sync(self._start + self.size)
 
 
 # -- reading -----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from monarch.compiler.errors import CheckpointError, MonarchError, ProgramError
 from monarch.compiler.execution.storage import Writing
-from monarch.language.recorder.recording import current_program
+from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
 from monarch.runtime.shared.files import explain
 from monarch.stdlib.checkpoints import dcp, safetensors_files
@@ -26,7 +26,7 @@ logger = logging.getLogger("monarch")
 
 Format = Literal["dcp", "safetensors"]
 
-_LOOK_FIRST, _LOOK_LAST = 0.002, 0.1
+_LOOK_FIRST, _LOOK_LAST = 0.002, 0.02
 """How many seconds after one look at the workers the next one comes: ever more."""
 
 
@@ -81,6 +81,16 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         format = "safetensors" if safetensors_files.is_file(target) else "dcp"
     if format not in ("dcp", "safetensors"):
         raise CheckpointError(f"no format {format!r}", hint='there are "dcp" and "safetensors".')
+    with turns:  # a checkpoint is of one moment: no other thread's step comes between two of its tensors
+        place, writer, writings = _begin(state, target, format)
+    total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
+    saving = Saving(target, total)
+    threading.Thread(target=_finish, args=(saving, writer, writings, place), name=f"saving {target.name}").start()
+    return saving
+
+
+def _begin(state: Any, target: FilePath, format: str) -> tuple[Place, Any, list[Writing]]:
+    """Have the workers begin to write what they hold of a state now."""
     contents = contents_of(state)
     if format == "safetensors" and contents.values:
         raise CheckpointError(
@@ -111,10 +121,7 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
     except BaseException:
         place.give_up()
         raise
-    total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
-    saving = Saving(target, total)
-    threading.Thread(target=_finish, args=(saving, writer, writings, place), name=f"saving {target.name}").start()
-    return saving
+    return place, writer, writings
 
 
 def _start(pieces: Sequence[tuple[Source, Sequence[Any]]]) -> list[Writing]:

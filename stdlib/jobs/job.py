@@ -20,10 +20,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.meshes import HostMesh
+from monarch.stdlib.telemetry.session import TelemetryConfig
+from monarch.stdlib.telemetry.session import start as start_telemetry
+
+if TYPE_CHECKING:
+    from typing import Self
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 """Where `JobTrait.state` looks for a job, and keeps it, if it is told nothing else."""
@@ -36,6 +41,10 @@ class JobState:
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
+
+    def meshes(self) -> Mapping[str, HostMesh]:
+        """All of them by name, in the order in which they were asked for."""
+        return self._hosts
 
     def __getattr__(self, name: str) -> HostMesh:
         hosts: dict[str, HostMesh] = self.__dict__.get("_hosts", {})
@@ -61,6 +70,14 @@ class JobTrait(ABC):
         self._apply_id: str | None = None
         self._dumped = False
         self._connected: list[HostMesh] = []
+        self._telemetry: TelemetryConfig | None = None
+        """With what `state` is to start telemetry."""
+
+    def enable_telemetry(self, config: TelemetryConfig | None = None, **options: Any) -> Self:
+        """Have the next `state` call `monarch.telemetry.start`, with `config` or `TelemetryConfig(**options)`. It is
+        this program's: neither the hosts nor the job's file remember it. Gives this job."""
+        self._telemetry = config or TelemetryConfig(**options)
+        return self
 
     def apply(self) -> None:
         """Ask the scheduler for the hosts. Once that was done it does nothing, until `kill`.
@@ -88,7 +105,7 @@ class JobTrait(ABC):
 
         Where the file `cached_path` remembers a job that can run this one, these are its hosts. Otherwise the job is
         applied, and remembered there; what the file remembered before is killed. Raises MonarchError where the
-        scheduler refuses, or hosts do not come.
+        scheduler refuses, hosts do not come, or the telemetry that `enable_telemetry` asked for cannot start.
         """
         if self._running is None and cached_path is not None:
             self._running = self._remembered(Path(cached_path))
@@ -99,6 +116,9 @@ class JobTrait(ABC):
         assert self._running is not None
         state = self._running._state()
         self._connected += state._hosts.values()
+        if self._telemetry is not None:
+            start_telemetry(self._telemetry)
+            self._telemetry = None
         return state
 
     def kill(self) -> None:
@@ -128,7 +148,7 @@ class JobTrait(ABC):
         return pickle.dumps(running)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connected": []}
+        return self.__dict__ | {"_connected": [], "_telemetry": None}
 
     def _remembered(self, path: Path) -> JobTrait | None:
         try:
@@ -188,7 +208,12 @@ def _job(data: bytes, where: str) -> JobTrait:
     try:
         job = pickle.load(io.BytesIO(data))
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
-        raise MonarchError(f"{where} cannot be read as a job: {error}") from error
+        raise MonarchError(
+            f"{where} cannot be read as a job: {error}",
+            hint="import first what its class is defined in: monarch --import jobs.py exec."
+            if isinstance(error, ImportError)
+            else "",
+        ) from error
     if not isinstance(job, JobTrait):
         raise MonarchError(f"{where}: this is no job, but {type(job).__name__}")
     return job

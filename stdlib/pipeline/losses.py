@@ -43,6 +43,7 @@ class Counted:
         self._counts: list[torch.Tensor] | None = None
         self._microbatch: int | None = None
         self._call = 0
+        self._whole = False
         self.tried = False
         """Whether a loss is tried out, on plain numbers."""
 
@@ -78,9 +79,20 @@ class Counted:
         finally:
             self._microbatch = None
 
+    @contextmanager
+    def of_all(self) -> Iterator[None]:
+        """Run the loss of the whole batch, which means what PyTorch's does."""
+        self._whole = True
+        try:
+            yield
+        finally:
+            self._whole = False
+
     def mean(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """A call of `cross_entropy` or `nll_loss`: None for one that is no mean over targets that are classes. What the
         step makes of it for all microbatches, by `reduction`, is the batch's mean."""
+        if self._whole:
+            return None
         bound = OF_CLASSES[func].bind(*args, **kwargs)
         bound.apply_defaults()
         given = bound.arguments
@@ -117,38 +129,40 @@ def _counting(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -
     return (weight[torch.where(counts, target, 0)] * counts).sum()
 
 
-def check_loss(loss: Loss, counted: Counted, output: Any, target: Any) -> None:
-    """Raise ProgramError for a loss of which those of microbatches do not add up to that of the batch: tried out on
-    numbers, where `loss` takes plain tensors of the shapes of the first microbatch's, and gives the same twice."""
+def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
+    """Whether the losses of microbatches add up to that of the batch: tried out on numbers, where `loss` takes plain
+    tensors of the shapes of the first microbatch's, and gives the same twice. Raises ProgramError where they do with
+    the other reduction."""
     rows, reduction = counted.rows[0], counted.reduction
     tensors = [each for each in pytree.tree_leaves((output, target)) if isinstance(each, torch.Tensor)]
     if sum(each.numel() for each in tensors) // rows * 3 > _MOST:
-        return
+        return True
     counted.tried = True
     try:
         with outside_programs(), torch.random.fork_rng(devices=()), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tried = _try(loss, output, target, rows)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
-        return  # it reads what is on workers, or other numbers than these
+        return True  # it reads what is on workers, or other numbers than these
     finally:
         counted.tried = False
     if tried is None:
-        return
+        return True
     whole, first, second = tried
     mean, total = (2 * first + second) / 3, first + second
-    if not _close(whole, mean if reduction == "mean" else total):
-        hint = "a mean over its rows adds up, and so does a sum, with reduction='sum'.\n"
-        if _close(whole, total):
-            hint = "it is a sum over its rows: say so, pipe.step(…, reduction='sum').\n"
-        elif _close(whole, mean):
-            hint = "it is a mean over its rows: leave out reduction='sum'.\n"
-        raise ProgramError(
-            f"the losses of microbatches do not add up to the loss of the batch, as reduction={reduction!r} has it",
-            hint=hint + f"tried out on 3 rows it is {whole:.4g}, on 2 of them {first:.4g}, on the other {second:.4g}. "
-            "With one microbatch any loss is exact.",
-            source=user_source(),
-        )
+    if _close(whole, mean if reduction == "mean" else total):
+        return True
+    if not _close(whole, total) and not _close(whole, mean):
+        return False
+    is_sum = "it is a sum over its rows: say so, pipe.step(…, reduction='sum')."
+    is_mean = "it is a mean over its rows: leave out reduction='sum'."
+    raise ProgramError(
+        f"the losses of microbatches do not add up to the loss of the batch, as reduction={reduction!r} has it",
+        hint=f"{is_sum if _close(whole, total) else is_mean}\n"
+        f"tried out on 3 rows it is {whole:.4g}, on 2 of them {first:.4g}, on the other {second:.4g}. "
+        "With one microbatch any loss is exact.",
+        source=user_source(),
+    )
 
 
 def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[float, float, float] | None:

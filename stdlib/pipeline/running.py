@@ -10,30 +10,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
-from torch.nn.modules.module import register_module_forward_pre_hook
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import LayoutError, ProgramError
-from monarch.compiler.tape import Task, Timetable
+from monarch.compiler.passes.following import RowsOnTape
+from monarch.compiler.tape import Barrier, Timetable
 from monarch.language import Mesh
 from monarch.language.placing.distribute import module_to_mesh
-from monarch.language.recorder.recording import Recording, current_program
-from monarch.language.recorder.tasks import belonging_to, set_task, take_timetable
+from monarch.language.recorder.recording import current_program
+from monarch.language.recorder.tasks import belonging_to, take_timetable
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
-from monarch.language.tensors.tensor import DistributedTensor
+from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
 from monarch.stdlib.pipeline.cutting import Stages, balanced
-from monarch.stdlib.pipeline.losses import OF_CLASSES, Counted, check_loss
+from monarch.stdlib.pipeline.losses import Counted, adds_up
 from monarch.stdlib.pipeline.schedules import order
-
-Shared = dict[tuple[int, int], tuple[DistributedTensor, DistributedTensor]]
-"""Tensors that a stage reads and another has, with what stands for them there: by both their ids."""
 
 
 def pipeline(
@@ -121,8 +117,7 @@ class Pipeline(nn.Module):
                 hint="@monarch.program\ndef evaluate(x):\n    return pipe(x)",
                 source=user_source(),
             )
-        with self._across(recording, 0, {}, None):
-            return self.model(*args, **kwargs)
+        return Across(self, recording, 0, {}, None).run(args, kwargs)
 
     def step(
         self,
@@ -140,9 +135,9 @@ class Pipeline(nn.Module):
 
         The loss is that of the whole batch: `loss_fn` takes a mean over its rows, or with `reduction="sum"` their sum;
         `cross_entropy` and `nll_loss` take their means over the targets that count, of the whole batch. Microbatches of
-        a batch that they do not divide differ by one row, and count so. Raises ProgramError where that would be other
-        numbers: for a loss that is neither, and for batch statistics and other ops of the model that mix rows. One
-        microbatch is exact for all of these.
+        a batch that they do not divide differ by one row, and count so. A call of the model that mixes rows, as batch
+        normalisation does, is made once for the whole batch, where all microbatches have come to it; and so is a loss
+        that is neither a mean nor a sum over rows. `monarchc inspect` says what the waiting costs.
         """
         recording = take_timetable(self.timetable)
         if reduction not in ("mean", "sum"):
@@ -153,149 +148,73 @@ class Pipeline(nn.Module):
         if rows == count > 1 and not self.mixes_rows:
             raise _one_row(rows)
         own = [len(range(k, rows, count)) for k in range(count)]
-        last = self.timetable.stages - 1
         shared: Shared = {}
-
-        def microbatch(k: int) -> tuple[Any, Any, Any]:
-            found: tuple[Any, Any, Any] = pytree.tree_unflatten([_rows_of(leaf, k, count) for leaf in leaves], spec)
-            return found
+        counted = Counted(own, reduction)
+        together = None if count == 1 else Together(own)
+        runs = [Across(self, recording, k, shared, counted, together) for k in range(count)]
+        if together is not None:
+            together.runs = runs
+            if not self.mixes_rows:
+                runs[0].rows = RowsOnTape(recording.tape, recording.mesh.spec)
+        given: list[tuple[Any, Any, Any]] = []
+        for k, run in enumerate(runs):
+            with run.working():
+                given.append(pytree.tree_unflatten([rows_of(leaf, k, count) for leaf in leaves], spec))
 
         def loss_of(output: Any, wanted: Any) -> torch.Tensor:
             return loss_fn(output) if wanted is None else loss_fn(output, wanted)
 
-        counted = Counted(own, reduction)
-        total: torch.Tensor | None = None
-        for k in range(count):
-            with self._across(recording, k, shared, counted) as run:
-                own_args, own_kwargs, wanted = microbatch(k)
-                run.at(0, by_rows=count > 1 and not self.mixes_rows)
-                output = self.model(*own_args, **own_kwargs)
-                run.at(last, by_rows=False)
-                if k == 0:
-                    check_loss(loss_of, counted, output, wanted)
-                    with belonging_to(None):
-                        targets = [wanted, *(microbatch(other)[2] for other in range(1, count))]
-                        counted.count(loss_of, output, targets)
-                with counted.weighing(k):
-                    loss = loss_of(output, wanted)
+        def loss_at(k: int, output: Any) -> torch.Tensor:
+            with self._at_end(runs[k]), counted.weighing(k):
+                loss = loss_of(output, given[k][2])
                 _check_scalar(loss)
-                if reduction == "mean":
-                    loss = loss * (own[k] / rows)
-            loss.backward()
-            total = loss.detach() if total is None else total + loss.detach()
+                return loss * (own[k] / rows) if reduction == "mean" else loss
+
+        try:
+            outputs = [runs[0].run(*given[0][:2])]
+        except Waiting:
+            outputs = run_in_step(runs, given)
+        with self._at_end(runs[0]):
+            alike = adds_up(loss_of, counted, outputs[0], given[0][2])
+            if alike:
+                with belonging_to(None):
+                    counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
+        if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
+            total = _backward([loss_at(0, outputs[0])])
+            for k in range(1, count):
+                total = total + _backward([loss_at(k, runs[k].run(*given[k][:2]))])
+        elif alike:
+            total = _backward([loss_at(k, output) for k, output in enumerate(outputs)])
+        else:
+            assert together is not None
+            outputs = outputs if len(outputs) == count else run_in_step(runs, given)
+            with self._at_end(runs[0]), belonging_to(None), counted.of_all():
+                columns = [pytree.tree_flatten(output) for output in outputs]
+                merged = [runs[0].merged(column) for column in zip(*(each for each, _ in columns), strict=True)]
+                loss = loss_of(pytree.tree_unflatten(merged, columns[0][1]), target)
+            _check_scalar(loss)
+            together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
+            total = _backward([loss])
         _add_gradients(shared)
-        assert total is not None
+        if together is not None and together.barriers:
+            recording.tape.timetable = replace(self.timetable, barriers=tuple(together.barriers))
         return total
 
     @contextmanager
-    def _across(
-        self,
-        recording: Recording,
-        microbatch: int,
-        shared: Shared,
-        counted: Counted | None,
-    ) -> Iterator[_Across]:
-        """Run the model across its stages."""
-        for mesh in self.meshes:
-            recording.join(mesh)
-        run = _Across(self, recording, microbatch, shared, counted)
-        task = None if counted is None else Task(0, microbatch)
-        with belonging_to(task), register_module_forward_pre_hook(run.enter), run:
-            yield run
+    def _at_end(self, run: Across) -> Iterator[None]:
+        """Behind the model, on its last stage."""
+        with run.working():
+            run.at(self.timetable.stages - 1, by_rows=False)
+            yield
 
 
-class _Across(TorchFunctionMode):
-    """Brings operands to the stage that works on them, and says of each op to which stage and microbatch it belongs.
-
-    A module's inputs come to its stage. Elsewhere an op runs where its operands are; those that are on several stages
-    come to the one whose module was run last, or to what it writes in place.
-    """
-
-    def __init__(self, pipe: Pipeline, recording: Recording, microbatch: int, shared: Shared, counted: Counted | None):
-        super().__init__()
-        self.pipe = pipe
-        self.recording = recording
-        self.microbatch = microbatch
-        self.shared = shared
-        self.counted = counted
-        """None for a whole batch, without microbatches."""
-        self.splits = counted is not None and pipe.timetable.microbatches > 1  # a batch is not seen as a whole
-        self.mesh = pipe.meshes[0]
-        self.by_rows = False
-        self.moved: Shared = {}
-        self.buffers = {id(buffer) for buffer in pipe.model.buffers()}
-
-    def at(self, stage: int, *, by_rows: bool | None = None) -> None:
-        """Work on another stage from here on, and with `by_rows` on each row of the batch by itself, or not."""
-        self.by_rows = self.by_rows if by_rows is None else by_rows
-        self.mesh = self.pipe.meshes[stage % len(self.pipe.meshes)]
-        if self.counted is not None:
-            set_task(Task(stage, self.microbatch, self.by_rows))
-
-    def enter(self, module: nn.Module, args: Any) -> Any:
-        """Before a module's forward pass."""
-        if self.splits and isinstance(module, nn.modules.batchnorm._BatchNorm):
-            if module.training or module.running_mean is None:
-                raise _statistics(type(module).__name__)
-        stage = self.pipe.stages.enters.get(id(module))
-        if stage is None:
-            return None
-        self.at(stage)
-        return pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, self.mesh), args)
-
-    def to(self, tensor: DistributedTensor, mesh: Mesh) -> torch.Tensor:
-        """A tensor on a mesh: brought there once in a microbatch, and a parameter once in a step."""
-        if self.recording.where(tensor._ref) in (None, mesh):
-            return tensor
-        parameter = tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled()
-        known, key = self.shared if parameter else self.moved, (id(tensor), id(mesh))
-        if key not in known:
-            if parameter:
-                alone: Any = tensor.detach()
-                with belonging_to(None):
-                    there: Any = transfer(alone, mesh).requires_grad_()
-                known[key] = tensor, there
-            else:
-                known[key] = tensor, transfer(tensor, mesh)
-        return known[key][1]
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        writes = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
-        writes |= bool(kwargs.get("inplace"))
-        if self.splits:
-            if func is F.batch_norm and (len(args) > 5 and args[5] or kwargs.get("training")):
-                raise _statistics("batch_norm")
-            if writes and args and id(args[0]) in self.buffers:
-                raise ProgramError(
-                    f"{name} on a buffer of the model, once for each microbatch",
-                    hint="without microbatches it would be written once for the batch: write it outside of the "
-                    "pipeline's step.",
-                    source=user_source(),
-                )
-        if name in ("__get__", "__set__"):
-            return func(*args, **kwargs)
-        operands = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, DistributedTensor)]
-        meshes = {id(mesh) for each in operands if (mesh := self.recording.where(each._ref)) is not None}
-        if len(meshes) > 1:
-            mesh = self.recording.where(args[0]._ref) if writes and isinstance(args[0], DistributedTensor) else None
-            into = mesh or self.mesh
-            args, kwargs = pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, into), (args, kwargs))
-        if self.counted is not None and func in OF_CLASSES:
-            if (mean := self.counted.mean(func, args, kwargs)) is not None:
-                return mean
-        return func(*args, **kwargs)
-
-
-def _statistics(name: str) -> ProgramError:
-    return ProgramError(
-        f"{name} takes statistics of the whole batch, of which a microbatch has a part",
-        hint="it would give other numbers than without microbatches, and waiting for all of them would undo the "
-        "pipeline.\nnn.GroupNorm and nn.LayerNorm normalise each row by itself; pipe.model.eval() uses the running "
-        "statistics;\nwith microbatches=1 it is exact.",
-        source=user_source(),
-    )
+def _backward(losses: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The sum of the losses, whose gradients are added to those of the parameters."""
+    torch.autograd.backward(losses)
+    total = losses[0].detach()
+    for loss in losses[1:]:
+        total = total + loss.detach()
+    return total
 
 
 def _one_row(rows: int) -> ProgramError:
@@ -338,15 +257,6 @@ def _rows(leaves: Sequence[Any], microbatches: int) -> int:
             source=user_source(),
         )
     return rows
-
-
-def _rows_of(leaf: Any, microbatch: int, count: int) -> Any:
-    """Every `count`-th row of a tensor, which each worker has of its own shard."""
-    if not isinstance(leaf, torch.Tensor) or count == 1:
-        return leaf
-    if leaf.shape[0] % count:
-        return leaf[microbatch::count]
-    return leaf.unflatten(0, (leaf.shape[0] // count, count)).select(1, microbatch)
 
 
 def _check_scalar(loss: torch.Tensor) -> None:

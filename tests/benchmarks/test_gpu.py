@@ -28,6 +28,7 @@ def cases() -> list[Case]:
     return [*bench.kernel_cases(SMALL, CPU), *bench.matmul_cases(SMALL, CPU)]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("number", range(len(cases())), ids=[case.name.split(" ")[0] for case in cases()])
 def test_a_case_is_torchs(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MONARCH_TEMPLATES", "all")

@@ -6,9 +6,10 @@ import os
 import random
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import monarch
@@ -23,11 +24,13 @@ STEP_SECONDS = 0.01
 @dataclass
 class Scene:
     """A fault's surroundings: `healing` surrounds the first attempt to heal the mesh behind the step, `after` is done
-    when the mesh is whole again. `points` are those of a step and of a healing, where an interrupt can come."""
+    when the mesh is whole again. `points` are those of a step and of a healing, where an interrupt can come; over
+    `links` the controller reaches its hosts."""
 
     training: Training
     chance: random.Random
     points: tuple[int, int]
+    links: Sequence[chaos.Link] = ()
     healing: Callable[[], AbstractContextManager[object]] = nullcontext
     after: list[Callable[[], object]] = field(default_factory=list)
     timers: list[threading.Timer] = field(default_factory=list)
@@ -42,13 +45,17 @@ class Scene:
     def instruction(self) -> int:
         return self.chance.randrange(self.training.instructions + 1)
 
+    def soon(self, act: Callable[[], object]) -> None:
+        """Within the time of a step."""
+        timer = threading.Timer(self.chance.random() * STEP_SECONDS, act)
+        self.timers.append(timer)
+        timer.start()
+
     def kill_soon(self, *workers: int) -> None:
         """Within the time of a step, by a signal from outside."""
         pids = self.mesh.executor.worker_pids()  # type: ignore[attr-defined]
         for worker in workers:
-            timer = threading.Timer(self.chance.random() * STEP_SECONDS, _kill, (pids[worker],))
-            self.timers.append(timer)
-            timer.start()
+            self.soon(partial(_kill, pids[worker]))
 
 
 def _kill(pid: int) -> None:
@@ -67,14 +74,18 @@ class Kind:
     """Whether the mesh is lost for certain."""
     across: bool
     """Whether it takes several hosts."""
+    two: bool
+    """Whether it ends two workers, of which one may keep the other's copies."""
 
 
 KINDS: list[Kind] = []
 
 
-def kind(name: str, ends: bool = False, across: bool = False) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
+def kind(
+    name: str, ends: bool = False, across: bool = False, two: bool = False
+) -> Callable[[Callable[[Scene], Iterator[None]]], None]:
     def enter(block: Callable[[Scene], Iterator[None]]) -> None:
-        KINDS.append(Kind(name, contextmanager(block), ends, across))
+        KINDS.append(Kind(name, contextmanager(block), ends, across, two))
 
     return enter
 
@@ -91,14 +102,14 @@ def _(scene: Scene) -> Iterator[None]:
     yield
 
 
-@kind("two workers are killed", ends=True)
+@kind("two workers are killed", ends=True, two=True)
 def _(scene: Scene) -> Iterator[None]:
     first = scene.worker()
     scene.kill_soon(first, scene.training.apart_from(first))
     yield
 
 
-@kind("a worker is killed, and another while the mesh is healed", ends=True)
+@kind("a worker is killed, and another while the mesh is healed", ends=True, two=True)
 def _(scene: Scene) -> Iterator[None]:
     first = scene.worker()
     chaos.kill(scene.mesh, first, scene.instruction())
@@ -234,6 +245,47 @@ def _(scene: Scene) -> Iterator[None]:
     first = scene.worker()
     chaos.delay(scene.mesh, first, 0.002)
     chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    yield
+
+
+@kind("the controller's connection to a host is cut", across=True)
+def _(scene: Scene) -> Iterator[None]:
+    scene.soon(scene.chance.choice(scene.links).cut)
+    yield
+
+
+@kind("the controller's connection to a host is forgotten by what is between", across=True)
+def _(scene: Scene) -> Iterator[None]:
+    scene.soon(scene.chance.choice(scene.links).forget)
+    yield
+
+
+@kind("a worker is killed, and the controller's connection to a host is cut", ends=True, across=True)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    scene.soon(scene.chance.choice(scene.links).cut)
+    yield
+
+
+@kind(
+    "a worker is killed, and the controller's connection to a host is cut while the mesh is healed",
+    ends=True,
+    across=True,
+)
+def _(scene: Scene) -> Iterator[None]:
+    chaos.kill(scene.mesh, scene.worker(), scene.instruction())
+    link = scene.chance.choice(scene.links)
+
+    @contextmanager
+    def healing() -> Iterator[None]:
+        timer = threading.Timer(scene.chance.random() * 10 * STEP_SECONDS, link.cut)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.join()
+
+    scene.healing = healing
     yield
 
 

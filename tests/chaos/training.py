@@ -34,12 +34,13 @@ class Small(nn.Module):
 class Training:
     """`done` counts the steps that were applied, on the mesh and with them."""
 
-    def __init__(self, mesh: Mesh, small: bool) -> None:
+    def __init__(self, mesh: Mesh, small: bool, redundant: bool = False) -> None:
+        """With `redundant` the small one's weights are sharded over all workers, and others keep copies of them."""
         torch.manual_seed(0)
         self.mesh, self.workers = mesh, 4
         if small:
             plain: nn.Module = Small()
-            layouts: Any = {"*": None, "layers.*.weight": "[@model, -]"}
+            layouts: Any = {"*": None, "layers.*.weight": "[@(data,model), -]" if redundant else "[@model, -]"}
         else:
             plain = GPT(vocabulary=VOCABULARY, width=32, heads=4, layers=2, sequence=SEQUENCE)
             layouts = tensor_parallel(plain, mesh, "model")
@@ -48,7 +49,7 @@ class Training:
         self.done = monarch.distribute(torch.zeros((), dtype=torch.int64), mesh, "[]")
         self.large = monarch.distribute(torch.arange(1 << 16), mesh, "[@model]")  # no packet takes a worker's block
 
-        @monarch.program(mesh=mesh)
+        @monarch.program(mesh=mesh, redundancy=int(redundant))
         def step(tokens: "i64[8@data, 16]", targets: "i64[8@data, 16]"):
             self.optimizer.zero_grad()
             loss = F.cross_entropy(self.model(tokens).flatten(0, 1), targets.flatten())

@@ -88,6 +88,7 @@ def test_golden_programs_make_no_more_than_they_need(name: str) -> None:
     assert silly(graph) == []
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", SAMPLED)
 def test_training_steps_of_models_make_no_more_than_they_need(family: str) -> None:
     torch.manual_seed(0)

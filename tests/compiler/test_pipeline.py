@@ -48,10 +48,10 @@ def test_unknown_passes() -> None:
         run_passes(parse_graph(TEXT), ["partition-by-dta"])
     assert str(caught.value) == (
         "unknown pass 'partition-by-dta'\n"
-        "  did you mean partition-by-data? Passes are simplify-views, pad-for-divisibility, decompose, "
-        "simplify-lookups, partition-by-mesh, drop-padding, simplify-reductions, join-collectives, "
-        "agree-on-predicates, fuse-kernels, fuse-products, commit-last, rematerialize, overlap-collectives, "
-        "partition-by-data, partition-by-model."
+        "  did you mean partition-by-data? Passes are simplify-views, keep-uneven-apart, "
+        "pad-for-divisibility, decompose, simplify-lookups, partition-by-mesh, drop-padding, "
+        "simplify-reductions, join-collectives, agree-on-predicates, fuse-kernels, fuse-products, commit-last, "
+        "rematerialize, overlap-collectives, partition-by-data, partition-by-model."
     )
 
 

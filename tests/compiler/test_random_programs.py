@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context
@@ -20,7 +20,7 @@ from tests.compiler.programs import Program, programs
 from tests.sample import examples
 
 
-@examples(100, 300)
+@examples(50, 300)
 @given(programs())
 def test_partitioned_programs_give_the_dense_results(program: Program) -> None:
     partitioned = partition_graph(program.graph)
@@ -32,7 +32,7 @@ def test_partitioned_programs_give_the_dense_results(program: Program) -> None:
         torch.testing.assert_close(updates[label], dense[node.name])
 
 
-@examples(100, 300)
+@examples(50, 300)
 @given(programs(uneven=True))
 def test_sizes_that_the_mesh_does_not_divide_give_the_dense_results(program: Program) -> None:
     """Whatever padding holds that the compiler does not define, it is NaN here, and nothing shows it."""
@@ -64,7 +64,7 @@ def test_collectives_that_are_started_ahead_give_the_same_bits(program: Program)
     assert sum(instruction.op == "wait" for instruction in plan.instructions) == started
 
 
-@settings(max_examples=50)
+@examples(25, 50)
 @given(programs())
 def test_state_keeps_its_layout_and_inputs_are_as_given(program: Program) -> None:
     partitioned = partition_graph(program.graph)

@@ -17,6 +17,7 @@ from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.compiler.survival import LOSSES, Cluster, Fatal
 from monarch.compiler.types import Layout
 from tests.runtime.building import Building
+from tests.sample import examples
 
 
 def losses(mesh: MeshSpec, hosts: int | Sequence[int], kind: str) -> list[set[int]]:
@@ -56,6 +57,7 @@ def clusters(draw: st.DrawFn) -> tuple[MeshSpec, int | list[int]]:
     return mesh, draw(st.sampled_from(divisors))
 
 
+@examples(8, 20)
 @given(clusters(), st.data())
 def test_what_symmetry_says_is_what_going_through_all_losses_says(
     cluster: tuple[MeshSpec, int | list[int]], data: st.DataObject

@@ -119,18 +119,18 @@ class Step:
         }
         traced = make_fx(step, tracing_mode="fake")(*flat)
         with torch.no_grad():
-            pure = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="fake")(*flat)
-        pure.graph.eliminate_dead_code()
-        self.graph = self.to_graph(pure, mesh, inputs, input_layouts, layout_of)
+            self._pure = make_fx(torch.func.functionalize(traced, remove="mutations"), tracing_mode="fake")(*flat)
+        self._pure.graph.eliminate_dead_code()
+        self.graph = self.on(mesh, input_layouts, layout_of)
 
-    def to_graph(
+    def on(
         self,
-        pure: fx.GraphModule,
         mesh: MeshSpec,
-        inputs: tuple[torch.Tensor, ...],
         input_layouts: tuple[str, ...],
         layout_of: Callable[[str, torch.Tensor], str | None],
     ) -> Graph:
+        """The same step on a mesh, in layouts."""
+        pure = self._pure
         graph = Graph("step", mesh)
         env: dict[fx.Node, fx.Node] = {}
         seen_loss = False

@@ -12,6 +12,9 @@ from torch import nn
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import AnomalyError, DeviceMeshError
+from monarch.testing import chaos
+
+pytestmark = pytest.mark.sample(1, of="kernels")
 
 NAN, INF = float("nan"), float("inf")
 
@@ -48,6 +51,24 @@ def test_the_op_the_worker_and_the_line_of_the_first_are_named(mesh: Mesh) -> No
         assert "worker data=1, model=1 made a NaN, the step's first, in aten.log" in str(error)
         assert step(torch.full((8, 4), 2.0)).isfinite().item()
     assert step(bad).isnan().item()
+
+
+def test_a_nan_that_a_processor_makes_is_found(mesh: Mesh) -> None:
+    @monarch.program(mesh=mesh)
+    def step(x: "f32[8@data, 4@model]") -> torch.Tensor:
+        return (x * 2).sum()
+
+    good = torch.ones(8, 4)
+    assert step(good).item() == 64
+    chaos.nan(mesh, 2)
+    assert step(good).isnan().item()
+    assert step(good).item() == 64
+    with mesh.detect_anomaly():
+        assert step(good).item() == 64
+        chaos.nan(mesh, 2)
+        with pytest.raises(AnomalyError) as raised:
+            step(good).item()
+    assert raised.value.worker == 2 and raised.value.coordinates == {"data": 1, "model": 0}
 
 
 def test_the_first_is_so_over_all_workers(mesh: Mesh) -> None:

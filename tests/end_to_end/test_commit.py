@@ -102,6 +102,7 @@ def failing_before(plan: Plan, number: int, ranks: list[int]) -> Plan:
     )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("ranks", [[1], [0, 1]], ids=["one worker", "all workers"])
 def test_an_error_at_any_instruction_leaves_every_bit_of_state(ranks: list[int]) -> None:
     torch.manual_seed(0)

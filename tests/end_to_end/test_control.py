@@ -12,6 +12,8 @@ import monarch
 from monarch.compiler.plan import Plan
 from monarch.distributed import Mesh
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 def test_workers_take_branches_and_go_round_loops_with_collectives_in_them(tmp_path: Path) -> None:
     torch.manual_seed(0)

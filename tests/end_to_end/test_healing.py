@@ -140,6 +140,7 @@ WAYS: dict[str, tuple[dict[str, int], dict[str, Any], int, bool, int]] = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_training_ends_with_the_same_bits(way: str) -> None:
     dims, layouts, late, eager, every = WAYS[way]
@@ -182,6 +183,7 @@ class Mixed:
 LOST = {(0,): {3, 4}, (1,): {3, 4}, (2,): {3, 4}, (3,): {3, 4}, (0, 2): {2, 3, 4}, (2, 3): {1, 3, 4}, (0, 3): {3, 4}}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("dead", LOST)
 def test_what_is_lost_is_what_was_foretold(dead: tuple[int, ...]) -> None:
     with Mesh(data=2, model=2) as mesh:
@@ -204,6 +206,7 @@ def test_what_is_lost_is_what_was_foretold(dead: tuple[int, ...]) -> None:
         assert len(dead) > 1 or len(foretold) == len(named)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("every", [1, 1000])
 def test_an_interrupt_at_any_point_leaves_a_snapshot_and_the_steps_behind_it(every: int) -> None:
@@ -227,3 +230,28 @@ def test_an_interrupt_at_any_point_leaves_a_snapshot_and_the_steps_behind_it(eve
                         monarch.distribute(torch.zeros(2), mesh, "[-]").wait()
                 monarch.heal_mesh(mesh)
                 assert all(map(torch.equal, before, training.left())), at
+
+
+@pytest.mark.sample()
+@pytest.mark.parametrize("when", ["read", "heal"])
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_pending_sum_outlives_a_worker_that_dies_behind_the_commit(eager: bool, when: str) -> None:
+    """The loss lies in parts on all workers. One ends when the step has committed, and before it has told so."""
+    read = []
+    for dies in (False, True):
+        with Mesh(data=2) as mesh:
+            training = Training(mesh, {"*": None})
+            training.call(0, []).item()
+            loss = training.eager(2, []) if eager else None  # recorded, and not run yet
+            if dies:
+                chaos.kill(mesh, 1, 1 << 30)
+            if loss is None:
+                loss = training.call(2, [])
+            mesh.flush()
+            if dies and when == "heal":
+                with pytest.raises(DeviceMeshError):
+                    while True:
+                        monarch.distribute(torch.zeros(()), mesh, "[]").full_tensor()
+                monarch.heal_mesh(mesh)
+            read.append([loss.item(), *((training.call(3, [0, 0, loss]).item(),) if when == "heal" else ())])
+    assert read[0] == read[1]

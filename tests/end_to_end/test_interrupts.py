@@ -48,6 +48,7 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, first, second))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", ["Ctrl-C", "a handler that saves a checkpoint"])
 def test_an_interrupt_at_any_point_of_a_step(what: str) -> None:

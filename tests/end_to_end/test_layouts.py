@@ -75,7 +75,7 @@ def step_of(model: GPT, optimizer: torch.optim.Optimizer, activations: str = "")
     return step
 
 
-@pytest.mark.sample(1, of="kernels")
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", CASES)
 def test_training_gives_the_numbers_of_plain_pytorch(name: str) -> None:
     case = CASES[name]

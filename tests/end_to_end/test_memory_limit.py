@@ -16,6 +16,8 @@ from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import combine, data_parallel, fully_shard, tensor_parallel
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 @dataclass
 class Trained:
@@ -29,7 +31,7 @@ class Trained:
 
 def train(dims: dict[str, int], kind: str, memory_limit: int | str | None = None) -> Trained:
     torch.manual_seed(0)
-    plain = GPT(width=32, layers=3, heads=4, sequence=64, vocabulary=64)
+    plain = GPT(width=32, layers=2, heads=4, sequence=64, vocabulary=64)
     tokens, targets = torch.randint(64, (16, 64)), torch.randint(64, (16, 64))
     with Mesh(**dims) as mesh:
         layouts = {
@@ -82,7 +84,7 @@ def test_the_same_bits_in_the_promised_memory(kind: str, dims: dict[str, int]) -
     assert limited.plan.costs["recomputed"]["without"] > limit
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 def test_the_same_bits_without_the_arena(monkeypatch: pytest.MonkeyPatch) -> None:
     """And as many bytes are measured: what lies in the arena counts as what it is."""
     placed = train({"data": 2}, "fully sharded")

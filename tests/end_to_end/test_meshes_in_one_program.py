@@ -14,6 +14,8 @@ import monarch
 from monarch.compiler.errors import DeviceMeshError
 from monarch.language import Mesh
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 @pytest.fixture(scope="module")
 def root() -> Iterator[Mesh]:

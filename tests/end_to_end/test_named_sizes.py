@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
 from monarch.compiler import pipeline
+from monarch.compiler.kernels.cpp.emit import origin
+from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.plan import Plan
+from monarch.compiler.schedule.template import Template
 from monarch.language import Mesh, program
+from monarch.stdlib.parallel import data_parallel
+from tests.language.models import assert_same_parameters, twins
+
+pytestmark = pytest.mark.sample(1, of="kernels")
 
 TABLE = torch.linspace(-2, 2, 11 * 64).reshape(11, 64)
 
@@ -37,3 +49,56 @@ def test_workers_compute_every_size_from_one_compile() -> None:
             for ours, theirs in zip(step(tokens, weight), model(tokens, weight), strict=True):
                 torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
         assert compiled == ["model"]
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.gate = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(F.silu(self.gate(x)) * self.up(x) + x, (64,))
+
+
+def test_training_has_kernels_that_take_the_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
+    templates: list[Template] = []
+    lowered: list[tuple[int, ...]] = []
+    compile_template = pipeline.compile_template
+
+    def kept(*arguments: Any) -> Template:
+        made = compile_template(*arguments)
+
+        def counted(values: Mapping[str, int]) -> Plan:
+            lowered.append(tuple(values.values()))
+            return made.lowered(values)
+
+        templates.append(replace(made, lowered=counted))
+        return templates[-1]
+
+    monkeypatch.setenv("MONARCH_KERNELS", "all")
+    monkeypatch.setattr(pipeline, "compile_template", kept)
+    with Mesh(data=2) as mesh:
+        ours, plain = twins(Gated, mesh, layouts=data_parallel(Gated()))
+        optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (ours, plain)]
+
+        def training(model: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
+            def step(x: "f32[b@data, t, 64]") -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = (model(x) - x.roll(1, 2)).square().mean()
+                loss.backward()
+                optimizer.step()
+                return loss
+
+            return step
+
+        step, reference = program(mesh=mesh)(training(ours, optimizers[0])), training(plain, optimizers[1])
+        for rows, length in [(4, 36), (4, 64), (6, 7), (4, 36), (4, 64)]:
+            x = torch.linspace(-1, 1, rows * length * 64).sin().reshape(rows, length, 64)
+            torch.testing.assert_close(step(x).full_tensor(), reference(x), rtol=1e-4, atol=1e-5)
+        assert lowered == [(4, 36), (4, 64)]  # the first, and what has come again
+        assert_same_parameters(ours, plain)
+    (template,) = templates
+    plans = [template.at({"b": 4, "t": length}, again=True) for length in (36, 64)]
+    texts = [[step.args[1] for step in plan.instructions if step.op == "kernel"] for plan in plans]
+    assert texts[0] != texts[1] and any(text.startswith("sized ") for text in texts[0])
+    assert len({origin([parse_kernel(text) for text in each]) for each in texts}) == 1

@@ -132,6 +132,7 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_part_trains_as_one_process_does(mesh: Mesh, kind: str) -> None:
     for ours, theirs in zip(trained(of(mesh)[kind], model()), trained(None, model()), strict=True):

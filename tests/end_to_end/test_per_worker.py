@@ -13,6 +13,8 @@ from monarch.compiler.plan import Plan
 from monarch.distributed import Mesh
 from monarch.exceptions import LayoutError
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 def test_workers_keep_values_of_their_own_from_call_to_call(tmp_path: Path) -> None:
     with Mesh(data=2, model=2) as mesh:

@@ -27,13 +27,13 @@ def meshes() -> Iterator[dict[MeshSpec, Executor]]:
         executor.close()
 
 
-@examples(20, 60)
+@examples(12, 60)
 @given(program=programs(max_ops=10))
 def test_workers_give_the_dense_results(meshes: dict[MeshSpec, Executor], program: Program) -> None:
     check(meshes, program)
 
 
-@examples(12, 30)
+@examples(8, 30)
 @given(program=programs(max_ops=10, max_workers=4, uneven=True))
 def test_workers_give_the_dense_results_for_sizes_that_they_do_not_divide(
     meshes: dict[MeshSpec, Executor], program: Program

@@ -72,6 +72,7 @@ def assert_same(mine: Metrics, dense: Metrics) -> None:
         torch.testing.assert_close(value, expected)
 
 
+@pytest.mark.sample()
 @pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
 @pytest.mark.parametrize("bad", [1, 4, 7])
 @pytest.mark.parametrize("behind", [0, 1, 5])
@@ -162,6 +163,7 @@ def test_a_list_that_a_program_appends_to_has_no_entry_of_a_failed_step() -> Non
         )
 
 
+@pytest.mark.sample(1)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("traced", [False, True])
 def test_an_interrupt_at_any_line_of_a_step_makes_its_effects_once_or_not(traced: bool) -> None:

@@ -15,6 +15,8 @@ import monarch
 from monarch.compiler.errors import DeviceMeshError
 from monarch.distributed import Mesh
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 class Halves:
     """A model whose halves are on two parts of a mesh, with one optimizer; and the same without a mesh."""

@@ -12,6 +12,8 @@ import monarch
 from monarch.compiler.errors import DeviceCheckError
 from monarch.distributed import Mesh
 
+pytestmark = pytest.mark.sample(1, of="kernels")
+
 
 def test_complex_sums_cross_the_workers_and_come_back() -> None:
     x, w = torch.randn(4, 8, dtype=torch.complex64), torch.randn(8, 4, dtype=torch.complex64)

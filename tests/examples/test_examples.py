@@ -46,6 +46,7 @@ def test_two_stages(tmp_path: Path) -> None:
     assert [line.partition(",  two")[0][: len(forth)] for line in lines[3:]] == [forth, back, forth, back]
 
 
+@pytest.mark.full
 def test_pipeline_gpt(tmp_path: Path) -> None:
     lines = run("pipeline_gpt.py", "2", cwd=tmp_path).splitlines()
     losses = [re.search(r"loss (\S+?)(,|$)", line) for line in lines]
@@ -60,6 +61,7 @@ def test_unet_stages(tmp_path: Path) -> None:
     assert "'pipe0 -> pipe2': {'count': 4" in lines[2] and lines[3].startswith("group 0: F0 F1 F2")
 
 
+@pytest.mark.full
 def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     losses = [float(text) for text in re.findall(r"loss (\S+)", run("eager_training.py", cwd=tmp_path))]
     assert len(losses) == 5
@@ -67,6 +69,7 @@ def test_eager_training_lowers_the_loss(tmp_path: Path) -> None:
     assert losses[-1] < losses[0] / 2
 
 
+@pytest.mark.full
 def test_finetune_lora(tmp_path: Path) -> None:
     lines = run("finetune_lora.py", "21", cwd=tmp_path).splitlines()
     assert re.fullmatch(r"[\d,]+ of [\d,]+ parameters are trained", lines[0])
@@ -75,6 +78,7 @@ def test_finetune_lora(tmp_path: Path) -> None:
     assert lines[-1] == "adapter.pt holds 28 tensors" and (tmp_path / "adapter.pt").exists()
 
 
+@pytest.mark.full
 def test_generate(tmp_path: Path) -> None:
     lines = run("generate.py", "--steps", "21", "--tokens", "8", cwd=tmp_path).splitlines()
     first, last = (float(line.rpartition(" ")[2]) for line in lines if line.startswith("step"))
@@ -90,6 +94,7 @@ def test_compiled_training_lowers_the_loss(tmp_path: Path) -> None:
     assert last < first - 1
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["respawn", "shrink", "own"])
 def test_heal(tmp_path: Path, policy: str) -> None:
     lines = run("heal.py", "16", "--policy", policy, cwd=tmp_path).splitlines()
@@ -270,6 +275,7 @@ def test_per_worker_code_computes_what_plain_pytorch_does(what: str, tmp_path: P
     assert re.fullmatch(r"(both )?as (the )?dense \w+, gradients? included\n", output)
 
 
+@pytest.mark.full
 def test_long_context_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
     steps = run("long_context.py", cwd=tmp_path).splitlines()
     pairs = [tuple(map(float, re.findall(r"\d\.\d+", line))) for line in steps]
@@ -285,6 +291,7 @@ def test_generators_write_with_the_trainers_versions(tmp_path: Path) -> None:
     assert float(loss.removeprefix("loss ")) < 1.5
 
 
+@pytest.mark.full
 def test_a_mixture_of_experts_trains_as_in_plain_pytorch(tmp_path: Path) -> None:
     layouts, *steps = run("experts.py", cwd=tmp_path).splitlines()
     assert layouts == "expert_parallel over expert=2: tokens come as [@(expert,data), -, -]"

@@ -53,6 +53,7 @@ def deaths(mesh: Mesh, results: Iterator[Any], chance: random.Random, every: int
     return read
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["respawn", "shrink"])
 def test_every_row_is_in_one_step_that_is_applied(policy: Any) -> None:
     with Mesh(data=3) as mesh, monarch.data.stream(ROWS, mesh, "[@data]", batch=4) as stream:
@@ -79,6 +80,7 @@ def test_training_shrinks_and_grows_with_pytorchs_numbers() -> None:
         torch.testing.assert_close(training.left(), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("policy", ["respawn", "shrink"])
 def test_state_that_is_lost_goes_back_to_a_checkpoint_with_the_datas_position(
     policy: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -12,40 +12,26 @@ import torch
 from torch import nn
 
 import monarch
-from monarch.compiler.plan import MeshSpec
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError, MonarchError
-from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.control.security import Security
+from monarch.runtime.hosts.attached import AttachedHosts
 from monarch.runtime.hosts.remote import RemoteConnection
+from monarch.testing import chaos
 from tests.runtime.collectives.loopback import LoopbackTree
 
 STEPS = 6
 BATCHES = [torch.randn(8, 4) for _ in range(STEPS)]
 
 
-class Hosts:
-    """`monarch.hosts` without a network."""
-
-    def __init__(self, hosts: int, spares: int) -> None:
-        self.tree, self.spares = LoopbackTree(hosts + spares), spares
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(host.address for host in self.tree.hosts[: len(self.tree.hosts) - self.spares])
-
-    def start(self, mesh: MeshSpec) -> MeshExecutor:
-        return MeshExecutor(mesh, partial(RemoteConnection, self.tree, ["tcp"], 30.0, spares=self.spares))
-
-    def close(self) -> None:
-        self.tree.close()
-
-
 @contextmanager
-def mesh_on(hosts: int, spares: int, **dims: int) -> Iterator[tuple[Mesh, LoopbackTree]]:
-    made = Hosts(hosts, spares)
+def mesh_on(hosts: int, spares: int, room: int = 0, **dims: int) -> Iterator[tuple[Mesh, LoopbackTree]]:
+    """A mesh on hosts without a network."""
+    tree: Any = LoopbackTree(hosts + spares)
+    made = AttachedHosts(tree, Security.token("x" * 32), partial(RemoteConnection, tree, ["tcp"], 30.0), spares, room)
     try:
         with Mesh(hosts=made, **dims) as mesh:
-            yield mesh, made.tree
+            yield mesh, tree
     finally:
         made.close()
 
@@ -96,6 +82,19 @@ def test_a_spare_host_takes_the_place_of_a_lost_one(expected: list[torch.Tensor]
         assert "spare hosts: there are 0" in info.value.hint
 
 
+def test_a_spare_host_that_refuses_is_passed_over(expected: list[torch.Tensor]) -> None:
+    """The next one takes the place; where there is none, that is said at once, with why."""
+    with mesh_on(2, 2, data=2, model=2) as (mesh, tree):
+        tree.refuses[2] = "its disk is full"
+        found = Training(mesh).run(mesh, {2: partial(tree.lose, 1, "cut")}, "spare")
+        assert all(map(torch.equal, found, expected))
+        tree.lose(3, "cut")
+        for _ in range(2):
+            with pytest.raises(MonarchError, match="host3:4242 is out of reach") as info:
+                monarch.heal_mesh(mesh, "spare")
+            assert info.value.hint.startswith("host2:4242 has refused: its disk is full\n")
+
+
 def test_a_mesh_shrinks_without_a_lost_host(expected: list[torch.Tensor]) -> None:
     with mesh_on(2, 0, data=2, model=2) as (mesh, tree):
         training = Training(mesh)
@@ -116,3 +115,22 @@ def test_numbers_are_close_without_a_lost_host(expected: list[torch.Tensor]) -> 
         assert mesh.spec.sizes == {"data": 1, "model": 2}
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("heals", [False, True])
+def test_a_pending_sum_outlives_a_worker_of_another_host_that_dies_behind_the_commit(heals: bool) -> None:
+    losses = []
+    for dies in (False, True):
+        with mesh_on(2, 0, data=2) as (mesh, _):
+            training = Training(mesh)
+            training.step(BATCHES[0]).item()
+            if dies:
+                chaos.kill(mesh, 1, 1 << 30)
+            loss = training.step(BATCHES[1])
+            if dies and heals:
+                with pytest.raises(DeviceMeshError):
+                    while True:
+                        monarch.distribute(torch.zeros(()), mesh, "[]").full_tensor()
+                monarch.heal_mesh(mesh)
+            losses.append(loss.item())
+    assert losses[0] == losses[1]

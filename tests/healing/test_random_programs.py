@@ -22,6 +22,7 @@ def mesh() -> Iterator[Mesh]:
         yield mesh
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", [7, 16])
 def test_deaths_change_no_bit(mesh: Mesh, seed: int) -> None:
     deaths = Deaths(mesh, seed, 0.15)

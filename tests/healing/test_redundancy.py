@@ -16,6 +16,7 @@ from monarch.compiler.survival import Cluster, copies_for, worker_bytes
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError, MonarchError
 from monarch.testing import chaos
+from tests.healing.training import Training
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 
@@ -23,50 +24,42 @@ STEPS = 9
 SHARDED = {"*weight": "[@data, -]", "*bias": "[@data]"}
 
 
-class Training:
-    def __init__(self, mesh: Mesh, layouts: Any, redundancy: int = 1) -> None:
-        torch.manual_seed(0)
-        plain = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6))
-        self.model = monarch.module_to_mesh(plain, mesh, layouts)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
-
-        @monarch.program(mesh=mesh, redundancy=redundancy)
-        def step(x: "f32[6@data, 6]") -> torch.Tensor:
-            self.optimizer.zero_grad()
-            loss = self.model(x).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            return loss
-
-        self.step: Any = step
-
-    def run(self, mesh: Mesh, kills: dict[int, int]) -> list[float]:
-        read: list[float] = []
-        while len(read) < STEPS:
-            try:
-                if len(read) in kills:
-                    chaos.kill(mesh, kills.pop(len(read)), instruction=20)
-                read.append(self.step(torch.full((6, 6), float(len(read)))).item())
-            except DeviceMeshError:
-                monarch.heal_mesh(mesh)
-        return read
+def training(mesh: Mesh, layouts: Any = SHARDED, redundancy: int = 1) -> Training:
+    return Training(mesh, nn.ReLU(), layouts, redundancy=redundancy)
 
 
+def run(trained: Training, mesh: Mesh, kills: dict[int, int]) -> list[float]:
+    """The losses of training in which at these steps these workers are killed."""
+    read: list[float] = []
+    while len(read) < STEPS:
+        try:
+            if len(read) in kills:
+                chaos.kill(mesh, kills.pop(len(read)), instruction=20)
+            read.append(trained.step(torch.full((12, 6), float(len(read)))).item())
+        except DeviceMeshError:
+            monarch.heal_mesh(mesh)
+    return read
+
+
+@pytest.fixture(scope="module")
+def undisturbed() -> list[float]:
+    with Mesh(data=3) as mesh:
+        return run(training(mesh, redundancy=0), mesh, {})
+
+
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("first", range(3))
-def test_any_one_worker_of_fully_sharded_training_may_die(first: int) -> None:
+def test_any_one_worker_of_fully_sharded_training_may_die(first: int, undisturbed: list[float]) -> None:
     with Mesh(data=3) as mesh:
-        expected = Training(mesh, SHARDED, redundancy=0).run(mesh, {})
-    with Mesh(data=3) as mesh:
-        training = Training(mesh, SHARDED)
-        assert training.run(mesh, {2: first, 6: (first + 1) % 3}) == expected
+        assert run(training(mesh), mesh, {2: first, 6: (first + 1) % 3}) == undisturbed
 
 
 def test_what_layouts_replicate_is_not_copied() -> None:
     with Mesh(data=2) as mesh:
-        training = Training(mesh, {"*": None})
-        training.run(mesh, {})
+        replicated = training(mesh, {"*": None})
+        run(replicated, mesh, {})
         assert mesh.executor._snapshots is None  # type: ignore[attr-defined]
-        assert str(training.step.survives(torch.ones(6, 6))).endswith(
+        assert str(replicated.step.survives(torch.ones(12, 6))).endswith(
             "redundancy=1: no single loss is fatal without copies"
         )
 
@@ -74,15 +67,13 @@ def test_what_layouts_replicate_is_not_copied() -> None:
 def test_what_the_user_has_said_of_snapshots_stands() -> None:
     with Mesh(data=2) as mesh:
         mesh.snapshots(every=0)
-        training = Training(mesh, SHARDED)
-        training.run(mesh, {})
+        run(training(mesh), mesh, {})
         assert mesh.executor._snapshots is None  # type: ignore[attr-defined]
 
 
 def test_its_cost_is_said() -> None:
     with Mesh.abstract(data=2) as mesh:
-        training = Training(mesh, SHARDED)
-        survival = training.step.survives(torch.ones(6, 6))
+        survival = training(mesh).step.survives(torch.ones(12, 6))
         assert survival.copies is not None and set(survival.copies.tensors) == set(survival.lost("1 worker"))
         sizes = {name: worker_bytes(type_, mesh.spec) for name, type_ in survival.states.items()}
         held, sent = sum(sizes.values()), sum(sizes[name] for name in survival.copies.tensors)
@@ -92,7 +83,7 @@ def test_its_cost_is_said() -> None:
 
 def test_there_has_to_be_another_worker() -> None:
     with Mesh(data=1) as mesh, pytest.raises(MonarchError, match="no other worker to keep copies"):
-        Training(mesh, SHARDED).step(torch.ones(6, 6))
+        training(mesh).step(torch.ones(12, 6))
     with pytest.raises(MonarchError, match="redundancy='2'"):
         monarch.program(lambda x: x, redundancy=2)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from monarch.distributed import Mesh
 from monarch.exceptions import MonarchError, ReplicaError
 from monarch.runtime.shared.bits import bit_sum
 from monarch.testing import chaos
+from tests.healing.training import Training
 from tests.runtime.building import whole
 from tests.runtime.collectives.loopback import executor_on
 
@@ -35,25 +35,12 @@ def test_any_one_bit_changes_the_sum(dtype: torch.dtype) -> None:
     assert bit_sum(x.t()) == bit_sum(x)
 
 
-class Training:
-    """Two layers, of which one is sharded over `model`; all else is replicated."""
+class Replicated(Training):
+    """All but one layer, which is sharded over `model`, is replicated."""
 
     def __init__(self, mesh: Mesh) -> None:
-        torch.manual_seed(0)
-        plain = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
-        self.model = monarch.module_to_mesh(plain, mesh, {"*": None, "2.weight": "[@model, -]"})
-        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.1)
-        self.batch = torch.randn(12, 8)
-
-        @monarch.program(mesh=mesh)
-        def step(x: "f32[12@data, 8]") -> torch.Tensor:
-            self.optimizer.zero_grad()
-            loss = self.model(x).square().mean()
-            loss.backward()
-            self.optimizer.step()
-            return loss
-
-        self.step: Any = step
+        super().__init__(mesh, nn.BatchNorm1d(12), {"*": None, "2.weight": "[@model, -]"})
+        self.batch = torch.randn(12, 6)
 
     def run(self, steps: int) -> list[float]:
         return [self.step(self.batch).item() for _ in range(steps)]
@@ -66,7 +53,7 @@ def mesh() -> Iterator[Mesh]:
 
 
 def test_the_worker_that_differs_is_named_and_restored_from_the_others(mesh: Mesh) -> None:
-    training = Training(mesh)
+    training = Replicated(mesh)
     training.run(2)
     before = mesh.executor.worker_pids()  # type: ignore[attr-defined]
     mesh.check_replicas()
@@ -82,7 +69,7 @@ def test_the_worker_that_differs_is_named_and_restored_from_the_others(mesh: Mes
     assert "worker data=2, model=0 of mesh<data=3, model=2> holds other bits than the replicas of 1 tensor" in str(
         error
     )
-    assert f"{name}: f32[4@model, 8], 64 B a worker: data=2, model=0 against 2 that agree" in str(error)
+    assert f"{name}: f32[6@model, 12], 144 B a worker: data=2, model=0 against 2 that agree" in str(error)
     again = pickle.loads(pickle.dumps(error))
     assert (type(again), again.facts) == (ReplicaError, error.facts)
 
@@ -97,7 +84,7 @@ def test_the_worker_that_differs_is_named_and_restored_from_the_others(mesh: Mes
 
 def test_training_goes_on_with_the_bits_that_it_has_without_the_fault(mesh: Mesh) -> None:
     """The flipped bit is of a value that no step reads before it is found."""
-    training = Training(mesh)
+    training = Replicated(mesh)
     read = training.run(3)
     mesh.check_replicas(every=1)
     chaos.flip(mesh, 3, training.model[1].num_batches_tracked, 20)
@@ -110,12 +97,12 @@ def test_training_goes_on_with_the_bits_that_it_has_without_the_fault(mesh: Mesh
     mesh.check_replicas()
     assert training.model[1].num_batches_tracked.item() == len(read)
     mesh.check_replicas(every=0)
-    assert read == Training(mesh).run(len(read))
+    assert read == Replicated(mesh).run(len(read))
 
 
 def test_of_two_replicas_both_are_named() -> None:
     with Mesh(data=2, model=2) as mesh:
-        training = Training(mesh)
+        training = Replicated(mesh)
         training.run(1)
         chaos.flip(mesh, 1, training.model[2].weight, 3)
         with pytest.raises(ReplicaError) as raised:
@@ -129,7 +116,7 @@ def test_of_two_replicas_both_are_named() -> None:
 
 def test_what_the_background_finds_the_next_call_raises_once() -> None:
     with Mesh(data=2, model=2) as mesh:
-        training = Training(mesh)
+        training = Replicated(mesh)
         training.run(1)
         mesh.check_replicas(every=2)
         training.run(4)
@@ -163,7 +150,7 @@ def test_what_each_worker_has_of_its_own_is_no_replica(mesh: Mesh) -> None:
 
 def test_random_flips_are_all_found(mesh: Mesh) -> None:
     """Each in a random tensor at a random bit, on a random worker."""
-    training, chance = Training(mesh), random.Random(3)
+    training, chance = Replicated(mesh), random.Random(3)
     training.run(1)
     mesh.check_replicas(every=3)
     for _ in range(4):

@@ -100,6 +100,7 @@ WAYS: dict[str, tuple[dict[str, int], dict[str, Any], Any, tuple[int, ...], int,
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 def test_training_goes_on_smaller_and_grows_again(way: str) -> None:
     dims, layouts, policy, dead, every, sizes = WAYS[way]
@@ -153,8 +154,7 @@ def test_results_that_are_read_late_and_values_of_all_layouts_go_on() -> None:
         assert [str(value.sharding) for value in values] == ["[@data, -]", "[-, @data]", "[-, -]"]
         assert torch.equal(view.full_tensor(), numbers[2:5].t())
         torch.testing.assert_close([loss.item() for loss in losses], in_pytorch()[0][:4], rtol=1e-4, atol=1e-5)
-        with pytest.raises(LostError, match="cannot be restored"):  # worker 0 alone had its summand
-            pending.full_tensor()
+        assert torch.equal(pending.full_tensor(), (numbers * 2).sum(0))  # from copies: worker 0 alone had its summand
         total = (values[0] * 2).sum(0).wait()
         monarch.resize_mesh(mesh, data=2)
         assert torch.equal(total.full_tensor(), (numbers * 2).sum(0))

@@ -39,7 +39,8 @@ def cluster(network: Network, folder: Path, options: Sequence[str] = (), *, trus
         token.write_text(secrets.token_hex(32))
         security = {host.address: ["--token-file", str(token), "--trusted-network"] for host in network.hosts}
     else:
-        folders = {path.name: path for path in make_certificates(folder, [host.address for host in network.hosts])}
+        names = [f"{host.address},127.0.0.1" for host in network.hosts]  # a `chaos.Link` to them is on this machine
+        folders = {path.name: path for path in make_certificates(folder, names)}
         tls = folders["controller"]
         security = {host.address: ["--tls", str(folders[host.address])] for host in network.hosts}
     agents = [

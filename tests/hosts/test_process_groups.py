@@ -24,6 +24,7 @@ def trusting(namespaces: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield two
 
 
+@pytest.mark.full
 def test_training_over_gloo_gives_the_numbers_of_one_host(trusting: Cluster) -> None:
     """To the bit: with the batch cut between the hosts and the layers within each, with the layers cut over both."""
     found = train(trusting, "--meshes", "2x2,1x4", "--collectives", "gloo")

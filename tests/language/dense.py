@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +19,12 @@ from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec, TensorType
 from monarch.compiler.verify import verify
+from tests.sample import is_full
 
 GRAPHS: dict[str, Graph] = {}
 """The graphs of the plans that there are, by hash."""
+SOME = 8
+"""Of so many programs the text of one is read again: reading takes as long as compiling."""
 _numbers = itertools.count()
 
 
@@ -34,10 +38,11 @@ class DenseHandle:
 def compile_dense(graph: Graph) -> Plan:
     """A plan with no instructions; DenseExecutor finds its graph by the hash."""
     verify(graph, run=True)
-    for each in graph.fragments.values() or [graph]:
-        text = str(each)
-        assert str(parse_graph(text)) == text
-    return plan_of(graph, str(graph))
+    text = str(graph)
+    if is_full() or zlib.crc32(text.encode()) % SOME == 0:
+        for each in graph.fragments.values() or [graph]:
+            assert str(parse_graph(str(each))) == str(each)
+    return plan_of(graph, text)
 
 
 def plan_of(graph: Graph, text: str = "") -> Plan:

@@ -10,7 +10,7 @@ from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import partition_graph, run_passes
 from monarch.compiler.plan import Plan
-from monarch.compiler.symbols import Scope, value_at
+from monarch.compiler.symbols import Scope
 from monarch.language import Mesh
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense
@@ -37,22 +37,10 @@ class GraphTemplate:
         self.graph = run_passes(graph, ["fuse-kernels"]) if kernels else graph
         self.scope = scope
 
-    def at(self, values: Mapping[str, int]) -> Plan:
-        return compile_dense(graph_at(self.graph, values))
+    lowered = None
 
-
-def graph_at(graph: Graph, values: Mapping[str, int]) -> Graph:
-    """The graph where named sizes have these values."""
-    found = graph.copy()
-    for node in found.fx.nodes:
-        if node.op == "output":
-            continue
-        types = node.meta["type"]
-        several = types if isinstance(types, tuple) else (types,)
-        made = tuple(type_ and type_.at(values) for type_ in several)
-        node.meta["type"] = made if isinstance(types, tuple) else made[0]
-        node.args, node.kwargs = value_at(tuple(node.args), values), value_at(dict(node.kwargs), values)
-    return found
+    def at(self, values: Mapping[str, int], again: bool = False) -> Plan:
+        return compile_dense(self.graph.at(values))
 
 
 @contextmanager

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
+import pytest
+import torch
+
+from monarch.language import Mesh, distribute, program
 from monarch.language.compile import full_collections_later
+from monarch.language.programs.variant import Compiled
 
 
 def test_full_collections_wait_until_a_program_is_compiled() -> None:
@@ -23,3 +29,19 @@ def test_thresholds_that_the_users_function_sets_stay() -> None:
         assert gc.get_threshold() == (600, 5, 5)
     finally:
         gc.set_threshold(*before)
+
+
+def test_full_collections_wait_until_the_first_step_is_given(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    before, within, run = gc.get_threshold(), [], Compiled.run
+
+    def noting(compiled: Compiled, *given: Any) -> Any:
+        within.append(gc.get_threshold()[2])
+        return run(compiled, *given)
+
+    monkeypatch.setattr(Compiled, "run", noting)
+    double = program(lambda x: x * 2)
+    x = distribute(torch.ones(3), mesh)
+    for _ in range(2):
+        assert double(x).tolist() == [2.0] * 3
+        assert gc.get_threshold() == before
+    assert within == [1 << 30, before[2]]

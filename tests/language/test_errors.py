@@ -23,6 +23,7 @@ from monarch.language import (
     module_to_mesh,
     program,
 )
+from monarch.language.tensors import mesh as meshes
 from tests.language.models import make_step, mlp, square_loss, twins, vector_batch
 
 
@@ -215,7 +216,9 @@ def test_annotations_are_checked(mesh: Mesh) -> None:
     assert "i64[16@data, 128]" in str(step.trace(torch.zeros(16, 128, dtype=torch.int64)).graph)
 
 
-def test_no_mesh() -> None:
+def test_no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meshes, "_meshes", {})  # without those of other files of tests
+
     @program
     def step(x: torch.Tensor) -> torch.Tensor:
         return x + 1

@@ -94,6 +94,7 @@ def assert_equal(found: Any, wanted: Any) -> None:
             assert ours == theirs and type(ours) is type(theirs)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("kernels", [False, True])
 def test_one_plan_gives_the_numbers_of_all_sizes(name: str, kernels: bool) -> None:

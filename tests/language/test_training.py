@@ -38,6 +38,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("door", ["program", "eager"])
 def test_optimizers_agree_with_plain_torch(name: str, door: str, mesh: Mesh) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from monarch.compiler.ops import is_collective
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Layout
 from monarch.language import Mesh, distribute, manual_seed, program
@@ -47,6 +48,7 @@ LAYOUTS: dict[str, Callable[[nn.Module, Mesh], dict[str, Layout]]] = {
 }
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("layouts", "kernels"),
     [
@@ -70,6 +72,7 @@ def test_a_gpt_trains_as_in_plain_torch(layouts: str, kernels: bool) -> None:
         assert_same_parameters(model, plain, atol=1e-5)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("rows", [1, 3, 10])
 @pytest.mark.parametrize("door", ["program", "eager"])
 def test_a_cnn_with_batch_norm(rows: int, door: str) -> None:
@@ -154,3 +157,21 @@ def test_an_index_into_the_padding_is_an_error(layout: str) -> None:
         assert loss(scores, torch.tensor([4, -100])).item() > 0
         with pytest.raises(IndexError, match="out of range: 5, and there are 5 rows"):
             loss(scores, torch.tensor([0, 5])).item()
+
+
+def test_an_uneven_sequence_is_sharded_through_merges_of_batch_and_sequence() -> None:
+    def step(x: torch.Tensor, targets: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, weight = (each.detach().requires_grad_() for each in (x, weight))
+        loss = nn.functional.cross_entropy((x @ weight).flatten(0, 1), targets.flatten())
+        return loss.detach(), *torch.autograd.grad(loss, (x, weight))
+
+    dense = torch.randn(4, 5, 6), torch.randint(7, (4, 5)), torch.randn(6, 7)
+    with partitioned_mesh(data=3) as mesh:
+        layouts = "[-, @data, -]", "[-, @data]", "[-, -]"
+        placed = [distribute(each, mesh, layout) for each, layout in zip(dense, layouts, strict=True)]
+        compiled = program(step, strict=True)
+        for ours, theirs in zip(compiled(*placed), step(*dense), strict=True):
+            torch.testing.assert_close(ours.full_tensor(), theirs)
+        graph = compiled.trace(*placed).partition().graph
+    moved = {str(node.target) for node in graph.calls if is_collective(node.target)}
+    assert moved == {"all_reduce"}

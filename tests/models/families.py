@@ -26,6 +26,7 @@ SIZES: dict[str, Any] = {
 }
 NO_DROPOUT: dict[str, Any] = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GROUPED: dict[str, Any] = {**SIZES, "num_key_value_heads": 2}
+MIXED = ["sliding_attention", "full_attention"]
 SMALL_IDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
 
@@ -169,6 +170,51 @@ FAMILIES: dict[str, Family] = {
             )
         ),
         speech,
+    ),
+    "gemma3": Family(
+        lambda: hf.Gemma3ForCausalLM(
+            hf.Gemma3TextConfig(**GROUPED, head_dim=8, sliding_window=4, layer_types=MIXED, tie_word_embeddings=False)
+        ),
+        masked_text,
+    ),
+    "gpt-neo": Family(
+        lambda: hf.GPTNeoForCausalLM(
+            hf.GPTNeoConfig(
+                vocab_size=61,
+                hidden_size=32,
+                num_layers=2,
+                num_heads=4,
+                attention_types=[[["global", "local"], 1]],
+                window_size=4,
+                max_position_embeddings=64,
+            )
+        ),
+        text,
+    ),
+    "resnet": Family(
+        lambda: hf.ResNetForImageClassification(
+            hf.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1], num_labels=5)
+        ),
+        images,
+    ),
+    "segformer": Family(
+        lambda: hf.SegformerForImageClassification(
+            hf.SegformerConfig(
+                hidden_sizes=[8, 16],
+                depths=[1, 1],
+                num_attention_heads=[1, 2],
+                sr_ratios=[2, 1],
+                num_encoder_blocks=2,
+                patch_sizes=[3, 3],
+                strides=[2, 2],
+                mlp_ratios=[2, 2],
+                num_labels=5,
+                hidden_dropout_prob=0.0,
+                classifier_dropout_prob=0.0,
+                drop_path_rate=0.0,
+            )
+        ),
+        images,
     ),
     "mamba": Family(
         lambda: hf.MambaForCausalLM(

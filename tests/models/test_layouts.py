@@ -62,6 +62,7 @@ deberta.encoder.layer.*.attention.self.value_proj by columns, deberta.encoder.la
 }
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("family", CHOICES)
 def test_layers_are_found_in_the_graph(family: str) -> None:
     why = tensor_parallel(FAMILIES[family].model(), MeshSpec.of(model=2), "model").why

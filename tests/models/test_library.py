@@ -124,7 +124,7 @@ def over_data(step: Callable[..., torch.Tensor]) -> Any:
 EXPERTS = {"blocks.*.mlp.*": "[@model, -, -]", "blocks.*.mlp.router.weight": None}
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("kind", "how"),
     [(kind, how) for kind in ("llama", "moe", "vit") for how in ("sharded", "tensor", "both")] + [("moe", "experts")],

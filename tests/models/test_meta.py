@@ -44,6 +44,7 @@ def mesh() -> Iterator[Mesh]:
         yield mesh
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
 def test_workers_fill_a_model_from_safetensors(family: str, mesh: Mesh, tmp_path: Path) -> None:
     torch.manual_seed(3)
@@ -59,6 +60,39 @@ def test_workers_fill_a_model_from_safetensors(family: str, mesh: Mesh, tmp_path
     batch = FAMILIES[family].batch(torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(model(**batch).loss.full_tensor(), whole(**batch).loss, rtol=1e-5, atol=1e-5)
+
+
+class Normed(nn.Module):
+    """Parametrizations that can tell what to begin with, and one that cannot."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.utils.parametrizations.weight_norm(nn.Linear(4, 6))
+        self.conv = nn.utils.parametrizations.weight_norm(nn.Conv1d(6, 6, 3, bias=False), dim=2)
+        self.down = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 2))
+        self.old = nn.utils.weight_norm(nn.Linear(2, 2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.old(self.down(self.conv(self.up(x).mT).mean(1)))
+
+
+@pytest.mark.filterwarnings("ignore:.*(weight_norm.*is deprecated|runs whole on every worker)")
+def test_parametrized_tensors_begin_with_values_and_are_filled_from_a_checkpoint(mesh: Mesh, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    whole = Normed()
+    monarch.save(whole.state_dict(), tmp_path / "saved").result()
+    with torch.device("meta"):
+        model = Normed()
+    with pytest.warns(UserWarning, match="NaN until monarch.load.*'old.weight_g', 'old.weight_v', .*_u', .*_v'$"):
+        monarch.module_to_mesh(model, mesh)
+    up, conv = model.up.weight.full_tensor(), model.conv.weight.full_tensor()
+    assert up.abs().max() <= 0.5 and up.std() > 0.1  # as nn.Linear(4, 6) begins
+    assert conv.abs().max() <= 18**-0.5 and conv.std() > 0.05
+    assert model.old.weight_g.full_tensor().isnan().all()
+    monarch.load(tmp_path / "saved", into=model)
+    whole.eval(), model.eval()
+    x = torch.randn(3, 6, 4)
+    torch.testing.assert_close(model(monarch.distribute(x, mesh)).full_tensor(), whole(x))
 
 
 def test_a_tensor_that_gets_no_value_is_named() -> None:

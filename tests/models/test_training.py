@@ -50,7 +50,7 @@ def over_data(step: Callable[..., torch.Tensor]) -> Any:
     return program(sharded)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("layouts", LAYOUTS)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")

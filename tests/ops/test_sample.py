@@ -10,16 +10,21 @@ from tests.ops.__main__ import text
 from tests.ops.judge import judge
 from tests.ops.scoreboard import REFUSED, RIGHT, WHOLE, WRONG, Entry, entries, full_name, play, sample_of
 
-CHOSEN = "addmm cumsum index_put matmul nn.functional.layer_norm nn.functional.rrelu cdist pow as_strided".split()
+CHOSEN = (
+    "addmm cumsum index_put matmul nn.functional.layer_norm nn.functional.rrelu cdist pow as_strided take_along_dim "
+    "nn.functional.max_unpool2d"
+).split()
 """Entries that were wrong once, or that show an outcome each."""
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("number", range(45))
 def test_a_sample_is_not_wrong(number: int) -> None:
     entry = play(sample_of(45, seed=20261122)[number], samples=2)
     assert not entry.outcomes[WRONG], (entry.name, entry.reasons)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", CHOSEN)
 def test_chosen_entries_are_not_wrong(name: str) -> None:
     (op,) = (op for op in entries([name]) if full_name(op) == name)
@@ -30,6 +35,7 @@ def test_chosen_entries_are_not_wrong(name: str) -> None:
 JUDGED = "mm addmm sum mean softmax cumsum gather scatter_add nn.functional.layer_norm".split()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", JUDGED)
 def test_pytorchs_own_judge_finds_no_rule_incorrect_or_missing(name: str) -> None:
     pytest.importorskip("torch.distributed.tensor._ops.strategy_validation", reason="this torch has no such judge")

@@ -14,7 +14,7 @@ import pytest
 import monarch.stdlib
 
 FACES = ["monarch", "monarch.actor", "monarch.distributed", "monarch.launch", "monarch.rdma", "monarch.spmd"]
-FACES += ["monarch.testing.chaos"]
+FACES += ["monarch.telemetry", "monarch.testing.chaos"]
 STDLIB = [module.name for module in pkgutil.walk_packages(monarch.stdlib.__path__, "monarch.stdlib.")]
 
 

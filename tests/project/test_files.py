@@ -64,7 +64,8 @@ def test_the_environment_is_read_in_one_place() -> None:
     for path in (*python_files("compiler", "language", "runtime", "stdlib"), *package):
         if path == ROOT / "compiler" / "config" / "store.py":
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        source = path.read_text()
+        for node in ast.walk(ast.parse(source)) if "environ" in source or "getenv" in source else ():
             text = ast.unparse(node) if isinstance(node, ast.Call | ast.Subscript) else ""
             loads = not (isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store))
             if loads and text.startswith(("os.getenv(", "os.environ.get(", "os.environ[", "getenv(", "environ.get(")):

@@ -25,6 +25,7 @@ WARNS = ("guide/models.md", "howto/hugging-face.md")
 PROGRAMS = [(name, number) for name, page in PAGES.items() for number in range(len(PROGRAM.findall(page)))]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "number"), PROGRAMS)
 def test_a_program_prints_what_stands_below_it(
     name: str, number: int, tmp_path: Path, request: pytest.FixtureRequest

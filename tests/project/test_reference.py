@@ -20,7 +20,8 @@ SHOWN = [
     if not name.startswith("monarch.lightning.")  # it takes seconds to import
 ]
 MODULES = ["monarch", "monarch.actor", "monarch.builtins", "monarch.config", "monarch.data", "monarch.distributed"]
-MODULES += ["monarch.job", "monarch.launch", "monarch.rdma", "monarch.spmd", "monarch.testing.chaos"]
+MODULES += ["monarch.job", "monarch.launch", "monarch.rdma", "monarch.spmd", "monarch.telemetry"]
+MODULES += ["monarch.testing.chaos"]
 
 
 def find(dotted: str) -> Any:

@@ -26,7 +26,13 @@ def test_sampled(a, b): pass
 @pytest.mark.parametrize("a", range(5))
 def test_either(a, b): pass
 
+@pytest.mark.sample()
+@pytest.mark.parametrize("b", range(4))
+@pytest.mark.parametrize("a", range(3))
+def test_each_value(a, b): pass
+
 @pytest.mark.full
+@pytest.mark.sample(1)
 def test_long(): pass
 
 @pytest.mark.parametrize("x", [1, pytest.param(2, marks=pytest.mark.full)])
@@ -56,13 +62,13 @@ def outcome(folder: Path, *arguments: str, test: str = "test_sampled") -> tuple[
 @pytest.fixture(scope="module")
 def sampled(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     summary, passed = outcome(tmp_path_factory.mktemp("sampled"))
-    assert summary == "11 passed, 29 deselected"
+    assert summary == "15 passed, 37 deselected"
     return passed
 
 
 def test_a_sample_is_the_same_in_each_process(sampled: set[str], tmp_path: Path) -> None:
     assert len(sampled) == 3
-    assert outcome(tmp_path, "-n2", "--dist=loadfile") == ("11 passed", sampled)
+    assert outcome(tmp_path, "-n2", "--dist=loadfile") == ("15 passed", sampled)
 
 
 def test_a_sample_of_one_parameter_has_all_values_of_the_others(tmp_path: Path) -> None:
@@ -70,9 +76,15 @@ def test_a_sample_of_one_parameter_has_all_values_of_the_others(tmp_path: Path) 
     assert sorted(case.partition("[")[2][0] for case in passed) == ["0", "1", "2", "3", "4"]
 
 
+def test_a_sample_without_a_number_has_each_value_of_each_parameter(tmp_path: Path) -> None:
+    _, passed = outcome(tmp_path, test="test_each_value")
+    cases = [case.partition("[")[2].rstrip("]").split("-") for case in passed]
+    assert len(cases) == 4 and [set(values) for values in zip(*cases, strict=True)] == [set("012"), set("0123")]
+
+
 def test_all_cases_run_in_full(sampled: set[str], tmp_path: Path) -> None:
     summary, passed = outcome(tmp_path, "--full")
-    assert summary == "40 passed" and len(passed) == 20 and sampled < passed
+    assert summary == "52 passed" and len(passed) == 20 and sampled < passed
 
 
 def test_a_test_that_is_named_runs(sampled: set[str], tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,18 @@ def stop(*pids: int) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGSTOP)
         until(_is_stopped, pid)
+
+
+@contextmanager
+def stopped(*pids: int) -> Iterator[None]:
+    """Processes stand still meanwhile."""
+    stop(*pids)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with suppress(ProcessLookupError):  # it was killed meanwhile
+                os.kill(pid, signal.SIGCONT)
 
 
 def until(reached: Callable[..., bool], *arguments: Any) -> None:

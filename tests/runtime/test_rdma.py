@@ -124,6 +124,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 # -- from another process ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tensors_of_every_dtype(owned: Any, dtype: torch.dtype) -> None:
     owner = owned(lambda: torch.zeros(3, 5, 7, dtype=dtype))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
+from monarch.runtime.control.frames import Frames
 from monarch.runtime.control.message import Message
 from monarch.runtime.control.outbox import Outbox
 from monarch.runtime.control.records import (
@@ -41,6 +42,12 @@ QUIET_STEPS = 400
 """So many steps in which nobody hears of anything: only time can change that."""
 
 
+_RESET = 0.01
+"""How likely a connection is reset each time something may happen on it,"""
+_KEPT = 6
+"""and how many frames an end keeps then before it waits for the other."""
+
+
 class Hangs(AssertionError):
     """The controller waits for ever."""
 
@@ -57,10 +64,14 @@ class Chances:
 
 @dataclass
 class Link:
-    """One direction of a stream between two hosts: what waits to be sent, and what is under way."""
+    """One direction of a stream between two hosts: what waits to be sent, what its sender keeps, and what is under
+    way."""
 
+    frames: Frames[list[Record]]
+    """Those of its sender: what it sends on this direction, and how much it has taken from the other one."""
     outbox: Outbox = field(default_factory=Outbox)
-    frames: deque[list[Record]] = field(default_factory=deque)
+    under_way: deque[tuple[list[Record], int]] = field(default_factory=deque)
+    """Each with how many frames of the other direction its sender had taken."""
 
 
 @dataclass(frozen=True)
@@ -201,8 +212,16 @@ class Host:
 class Cluster:
     """Also what `control.tree.HostTree` is to a mesh."""
 
-    def __init__(self, hosts: int, fan_out: int, chance: random.Random, chances: Chances) -> None:
-        self.chance, self.chances = chance, chances
+    def __init__(
+        self,
+        hosts: int,
+        fan_out: int,
+        chance: random.Random,
+        chances: Chances,
+        resets: random.Random | None = None,
+    ) -> None:
+        """`resets` says when connections between hosts are reset; without it none is."""
+        self.chance, self.chances, self._resets = chance, chances, resets
         self.now = 0.0
         self.calm = True
         """Nothing goes wrong as long as this is so."""
@@ -275,7 +294,7 @@ class Cluster:
                     self._children[at][child] = below
                     self._children[below] = {}
                     for way in ("up", "down"):
-                        self._links[at, below, way] = Link()
+                        self._links[at, below, way] = Link(Frames(_KEPT if self._resets else 1 << 30))
                     self._put(at, below, "down", attach)
                 case Drop(child, reason):
                     raise AssertionError(reason)
@@ -369,13 +388,31 @@ class Cluster:
         if not self._links:
             return
         key = self.chance.choice(list(self._links))
-        link = self._links[key]
-        if link.frames and (not link.outbox or self.chance.random() < 0.5):
+        above, below, way = key
+        link, frames = self._links[key], self._links[key].frames
+        if self._resets and self._resets.random() < _RESET:
+            self._reset(above, below)
+        if link.under_way and (not link.outbox or self.chance.random() < 0.5):
             self._quiet = 0
-            self._arrive(*key, link.frames.popleft())
-        elif link.outbox:
+            records, taken = link.under_way.popleft()
+            receiver = self._links[above, below, "down" if way == "up" else "up"].frames
+            receiver.acknowledged(taken)
+            receiver.take(1)
+            self._arrive(*key, records)
+        elif not frames.written or (link.outbox and not frames.full) or frames.due:
             self._quiet = 0
-            link.frames.append(link.outbox.take())
+            if frames.written:
+                frames.put([] if frames.full else link.outbox.take(), 1)
+            link.under_way.append((frames.next(), frames.say()))
+
+    def _reset(self, above: int, below: int) -> None:
+        """The connection between two hosts is reset, with all that is under way, and there is another one."""
+        down, up = self._links[above, below, "down"], self._links[above, below, "up"]
+        if down.under_way or up.under_way:
+            self.happened.append("reset")
+        for one, other in ((down, up), (up, down)):
+            one.under_way.clear()
+            one.frames.go_on(other.frames.taken)
 
     def _show_some(self) -> None:
         if self._shown and self._shown[key := self.chance.choice(list(self._shown))]:

@@ -84,15 +84,17 @@ def program(mesh: MeshSpec, sharded: bool) -> tuple[Plan, TensorType]:
     return build.plan(), w_type
 
 
-def run(seed: int) -> list[str]:
-    """Run a schedule within `simulated`. Gives what went wrong in the cluster. Raises AssertionError where a number is
-    wrong, state is lost of which a copy lives, something is left behind, or the controller waits for ever."""
+def run(seed: int, resets: bool = True) -> list[str]:
+    """Run a schedule within `simulated`; with `resets` connections between hosts are reset in it. Gives what went wrong
+    in the cluster. Raises AssertionError where a number is wrong, state is lost of which a copy lives, something is
+    left behind, or the controller waits for ever."""
     chance = random.Random(seed)
     hosts = chance.choice([1, 2, 2, 2, 3])
     mesh = MeshSpec.of(a=hosts, b=chance.choice([1, 2, 2]))
     harsh = chance.choice([0.0, 0.0005, 0.002, 0.005])
     chances = Chances(harsh, harsh / 3, chance.choice([0.0, 0.0, harsh / 20]), chance.choice([0.0, 0.0, 0.02]))
-    cluster = _clock.cluster = Cluster(hosts, chance.choice([1, 2, 8]), chance, chances)
+    others = random.Random(f"resets {seed}") if resets else None
+    cluster = _clock.cluster = Cluster(hosts, chance.choice([1, 2, 8]), chance, chances, others)
     plan, w_type = program(mesh, chance.random() < 0.5)
     with MeshExecutor(mesh, partial(_Connection, cluster, ["tcp"], 30.0)) as made:
         loop = _Loop(made, plan, w_type, cluster, chance.choice([0, 0, 1, 4]))

@@ -59,6 +59,7 @@ def on(
     return [each.full_tensor() for each in step(*given, *([] if documents is None else [documents]))]
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("causal", [False, True])
@@ -148,6 +149,7 @@ def over(mesh: Mesh) -> Any:
     return run
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_model_trains_on_packed_documents_as_in_plain_pytorch(kind: str, method: str) -> None:
@@ -163,6 +165,7 @@ def test_a_model_trains_on_packed_documents_as_in_plain_pytorch(kind: str, metho
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_no_worker_has_more_than_its_block_of_time_but_in_attention_by_heads(method: str) -> None:
     """Sizes of what workers hold in a training step, of which 40 is the whole time and 10 a worker's."""

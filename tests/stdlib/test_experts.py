@@ -73,6 +73,7 @@ def exchanges(layer: nn.Module, mesh: Mesh, layout: str, x: torch.Tensor) -> int
     return str(program.trace(x).partition().graph).count("= all_to_all(")
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("case", ["top-1", "top-2", "all to one"])
 @pytest.mark.parametrize(
     "tokens", ["[@expert, -, -]", "[-, @expert, -]", "[@(data,expert), -, -]", "[@data, @expert, -]"]
@@ -91,6 +92,7 @@ def test_the_mixture_is_that_of_plain_pytorch(case: str, tokens: str) -> None:
         torch.testing.assert_close(got, wanted)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("room", [0.5, 1.0, 1.5])
 def test_with_little_room_each_workers_tokens_are_dropped_as_those_of_a_batch_of_their_own(room: float) -> None:
     layer = only_to(1, mixture(room=room))

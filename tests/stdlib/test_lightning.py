@@ -93,6 +93,7 @@ def mesh() -> Iterator[Mesh]:
         yield made
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("sharded", [False, True])
 def test_a_module_trains_unchanged_and_goes_on_from_its_checkpoint(sharded: bool, mesh: Mesh, tmp_path: Path) -> None:
     def strategy() -> Any:

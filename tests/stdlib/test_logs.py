@@ -74,6 +74,7 @@ def records(path: Path) -> Iterator[Any]:
         at += 7 + length
 
 
+@pytest.mark.full
 def test_weights_and_biases_offline(tmp_path: Path) -> None:
     run = wandb.init(mode="offline", dir=tmp_path, project="monarch", settings=wandb.Settings(silent=True))
     with monarch.log_to(run):

@@ -250,3 +250,10 @@ def test_a_module_with_no_layer_in_the_table_is_an_error() -> None:
 def test_a_wrong_word_in_the_table_is_an_error() -> None:
     with pytest.raises(ValueError, match="the table gives 'columns' for 'up': it must be 'column' or 'row'"):
         tensor_parallel(nn.ModuleDict({"up": nn.Linear(8, 8)}), MESH, "model", table={"up": "columns"})
+
+
+def test_tensor_parallel_takes_modules_whose_norms_keep_statistics() -> None:
+    module = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8), nn.BatchNorm1d(8))
+    layouts = tensor_parallel(module, MESH, "model", inputs=(torch.zeros(4, 8),))
+    assert texts(layouts) | {"3.weight": "[-]", "3.bias": "[-]"} == texts(layouts)
+    assert (str(layouts["0.weight"]), str(layouts["2.weight"])) == ("[@model, -]", "[-, @model]")

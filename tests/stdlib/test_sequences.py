@@ -61,6 +61,7 @@ def activations_moved(graph: Graph) -> Counter[str]:
     return +moved
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("sharded", [False, True])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_activations_between_blocks_are_shards_of_the_sequence(family: str, sharded: bool) -> None:

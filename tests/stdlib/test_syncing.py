@@ -16,6 +16,7 @@ from monarch.exceptions import DeviceMeshError, ProgramError
 from monarch.stdlib.models.llama import Llama
 from monarch.stdlib.parallel import fully_shard, tensor_parallel
 from monarch.testing import chaos
+from tests.runtime.stopping import stopped
 
 SIZES: dict[str, Any] = {"vocabulary": 32, "width": 16, "inner": 24, "layers": 1, "heads": 2}
 
@@ -106,6 +107,44 @@ def test_calls_before_a_sync_see_the_old_state_and_those_behind_it_the_new(train
         plain.load_state_dict({name: each.full_tensor() for name, each in state.items()})
         torch.testing.assert_close(found.full_tensor(), plain(tokens), rtol=1e-5, atol=1e-5)
     assert monarch.version(target) == 3
+
+
+@pytest.mark.parametrize(
+    "rows", [8, 1_500_000]
+)  # of which a worker sends a few bytes, or more pieces than it has slots
+def test_the_source_goes_on_while_the_target_is_busy(trainers: Mesh, generators: Mesh, rows: int) -> None:
+    source = {
+        "w": monarch.distribute(torch.zeros(rows, 6), trainers, "[@data, -]"),
+        "half": monarch.distribute(torch.zeros(4, 4), trainers),
+    }
+    target = {
+        "w": monarch.distribute(torch.zeros(rows, 6), generators, "[-, @model]"),
+        "half": monarch.distribute(torch.zeros(4, 4, dtype=torch.bfloat16), generators, "[@model, -]"),
+    }
+
+    @monarch.program(mesh=trainers)
+    def step() -> Any:
+        for value in source.values():
+            value.add_(1.0)
+        return source["half"].sum()
+
+    def check(version: int, value: float) -> None:
+        assert monarch.version(target) == version
+        for each in target.values():
+            found = each.full_tensor()
+            assert found.eq(value).all(), (found.min(), found.max())
+
+    step()
+    monarch.sync(source, target, version=5)
+    check(5, 1)
+    with stopped(*generators.executor.worker_pids()):  # type: ignore[attr-defined]
+        assert step().item() == 2 * 16
+        monarch.sync(source, target, version=10)
+        for at in range(3, 6):  # these write over what was not sent yet
+            assert step().item() == at * 16
+    check(10, 2)
+    monarch.sync(source, target)
+    check(11, 5)
 
 
 def test_each_byte_moves_once_to_each_worker_that_needs_it(trainers: Mesh, generators: Mesh) -> None:

@@ -84,7 +84,7 @@ def laid_out(model: GPT, optimizer: torch.optim.Optimizer) -> Callable[[torch.Te
     return train_step
 
 
-@pytest.mark.sample(2)
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("program", [annotated, laid_out])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_training_under_each_layout_is_plain_training(

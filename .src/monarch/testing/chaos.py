@@ -9,7 +9,7 @@ from __future__ import annotations
 from monarch.runtime.chaos.interrupts import Points, ctrl_c, interrupt
 from monarch.runtime.chaos.limits import limited
 from monarch.runtime.chaos.links import Link
-from monarch.runtime.chaos.workers import cut, delay, fail, flip, garble, kill, limit, slow, stop
+from monarch.runtime.chaos.workers import cut, delay, fail, flip, garble, kill, limit, nan, slow, stop
 
 __all__ = [
     "Link",
@@ -24,6 +24,7 @@ __all__ = [
     "kill",
     "limit",
     "limited",
+    "nan",
     "slow",
     "stop",
 ]

@@ -1,9 +1,10 @@
 """Kernels as one C++ translation unit, which a C++17 compiler builds without any header but <cstdint>.
 
-Each kernel is a function `int64_t name(void* const* p, int64_t threads)`: `p` has the addresses of the inputs' and then
-the outputs' first elements; it gives 0 or, where a gather's index was out of range, 1 + the number of that statement,
-counted over all nests of the kernel. Its nests run one after the other, each divided among the threads where it is
-large enough to pay. A result has the same bits whatever the number of threads.
+Each kernel is a function `int64_t name(void* const* p, int64_t threads, const int64_t* given)`: `p` has the addresses
+of the inputs' and then the outputs' first elements, and `given` what a sized kernel takes (`Sized`); it gives 0 or,
+where a gather's index was out of range, 1 + the number of that statement, counted over all nests of the kernel. Its
+nests run one after the other, each divided among the threads where it is large enough to pay. A result has the same
+bits whatever the number of threads.
 
 Threads are those of the OpenMP runtime that the process has already, which is torch's: it is found when the object is
 loaded, by the name that GCC's and LLVM's runtimes share. A second runtime would have a second pool of threads, which
@@ -13,7 +14,8 @@ spin while they wait, on cores that the first one uses.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from itertools import accumulate
 from pathlib import Path
@@ -22,8 +24,8 @@ from monarch.compiler.kernels.cpp.nests import Function, NestWriter
 from monarch.compiler.kernels.cpp.schedule import schedule
 from monarch.compiler.kernels.cpp.segments import Segments
 from monarch.compiler.kernels.cpp.simplify import simplify
-from monarch.compiler.kernels.cpp.split import Split, split
-from monarch.compiler.loops.ir import Kernel, Load, Nest, Store
+from monarch.compiler.kernels.cpp.split import PIECES, Split, split
+from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Store
 from monarch.compiler.loops.text import print_kernel
 
 _LEAST_WORK = 1 << 17
@@ -35,6 +37,12 @@ _THREADS = """
 extern "C" __attribute__((weak)) void GOMP_parallel(void (*)(void*), void*, unsigned, unsigned);
 extern "C" __attribute__((weak)) int omp_get_thread_num();
 extern "C" __attribute__((weak)) int omp_get_num_threads();
+
+static inline double number_(int64_t bits) {
+    double number;
+    __builtin_memcpy(&number, &bits, sizeof number);
+    return number;
+}
 
 typedef int64_t (*Nest)(void* const*, const int64_t*, int64_t, int64_t);
 
@@ -65,10 +73,49 @@ static int64_t run(Nest nest, void* const* p, const int64_t* n, int64_t units, i
 """
 
 
+@dataclass(frozen=True)
+class Sized:
+    """What is written for a sized kernel.
+
+    `name`     of its function, which depends on all that it computes but sizes and strides
+    `text`     of this function
+    `nests`    the text of each nest that it runs, by name
+    `numbers`  what it is called with: for each nest its units and pieces, the bytes in front of its pointers, and its
+               sizes, strides and constants, floats as the bits of doubles
+    """
+
+    name: str
+    text: str
+    nests: Mapping[str, str]
+    numbers: tuple[int, ...]
+
+
+@lru_cache(maxsize=1024)
+def sized(kernel: Kernel) -> Sized:
+    """What is written for a sized kernel."""
+    parted = split(kernel)
+    calls = [_Call(parted.kernel, at, False) for at in range(len(parted.origin))]
+    nests: dict[str, str] = {}
+    numbers: list[int] = []
+    for call in calls:
+        call.name = f"nest_{_digest(call.shared.text)}"
+        nests[call.name] = call.shared.text
+        numbers += _given(call, parted)
+    body = _body(kernel, parted, calls, given=True)
+    name = f"{kernel.name}_{_digest(body)}"
+    return Sized(name, _HEAD.format(name=name) + body, nests, tuple(numbers))
+
+
 @lru_cache(maxsize=1024)
 def symbol(kernel: Kernel) -> str:
     """The name of a kernel's function, which depends on all that the kernel computes."""
-    return f"{kernel.name}_{hashlib.sha256(print_kernel(kernel, lines=False).encode()).hexdigest()[:16]}"
+    if kernel.sized:
+        return sized(kernel).name
+    return f"{kernel.name}_{_digest(print_kernel(kernel, lines=False))}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @cache
@@ -85,7 +132,7 @@ _IN_COMMON = """\
 def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
     """The translation unit; each kernel once. With `lines` it is for reading: each statement has its line in the user's
     program beside it, and what all kernels have in common is left out."""
-    distinct = {symbol(kernel): kernel for kernel in kernels}
+    distinct = {symbol(kernel): kernel for kernel in kernels if lines or not kernel.sized}
     parted = {name: split(kernel) for name, kernel in distinct.items()}
     calls = {name: [_Call(each.kernel, at, lines) for at in range(len(each.origin))] for name, each in parted.items()}
     everything = [call for of_kernel in calls.values() for call in of_kernel]
@@ -100,19 +147,27 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
             call.function = call.written(shared=False) if same else call.shared
             call.name = functions.setdefault(call.function.text, f"nest{len(functions)}")
     parts = [_IN_COMMON] if lines else [_vector_math(), _THREADS]
-    for text, name in functions.items():
+    of_any_size = [] if lines else [sized(kernel) for kernel in kernels if kernel.sized]
+    texts = {name: text for text, name in functions.items()} | {
+        name: text for each in of_any_size for name, text in each.nests.items()
+    }
+    for name, text in texts.items():
         parts.append(
             "__attribute__((noinline)) static int64_t\n"
             f"{name}(void* const* p, const int64_t* n, int64_t begin, int64_t end) {{\n{text}}}\n"
         )
-    parts += [_kernel(name, distinct[name], parted[name], calls[name]) for name in distinct]
+    parts += [
+        _HEAD.format(name=name) + _body(distinct[name], parted[name], calls[name], given=False) for name in distinct
+    ]
+    parts += dict.fromkeys(each.text for each in of_any_size)
     return "\n".join(parts)
 
 
 def origin(kernels: Sequence[Kernel]) -> str:
     """All that `emit` of these kernels depends on, which is found sooner than what it gives: the kernels, and the files
     of which this program that writes them consists."""
-    return "\n".join([_writer(), *dict.fromkeys(print_kernel(kernel, lines=False) for kernel in kernels)])
+    written = (symbol(kernel) if kernel.sized else print_kernel(kernel, lines=False) for kernel in kernels)
+    return "\n".join([_writer(), *dict.fromkeys(written)])
 
 
 @cache
@@ -134,11 +189,11 @@ class _Call:
         simple = simplify(nest, kernel.dtypes[at])
         dtypes = [buffer.dtype for buffer in (*kernel.inputs, *kernel.outputs)]
         self.values = Segments(simple, schedule(simple.nest), dtypes, _overwrites(kernel, nest))
-        self.lines = lines
+        self.lines, self.sized = lines, kernel.sized
         self.function = self.shared = self.written(shared=True)
 
     def written(self, *, shared: bool) -> Function:
-        return NestWriter(self.values, shared=shared, lines=self.lines).write()
+        return NestWriter(self.values, shared=shared, constants=shared and self.sized, lines=self.lines).write()
 
 
 def _overwrites(kernel: Kernel, nest: Nest) -> dict[int, frozenset[int]]:
@@ -156,32 +211,63 @@ def _overwrites(kernel: Kernel, nest: Nest) -> dict[int, frozenset[int]]:
     }
 
 
-def _kernel(name: str, kernel: Kernel, parted: Split, calls: Sequence[_Call]) -> str:
-    lines = [
-        f'extern "C" __attribute__((visibility("default"))) int64_t\n{name}(void* const* p, int64_t threads) {{',
-        "    int64_t failed;",
-    ]
+_HEAD = """extern "C" __attribute__((visibility("default"))) int64_t
+{name}(void* const* p, int64_t threads, const int64_t* given) {{
+"""
+
+
+def _given(call: _Call, parted: Split) -> list[int]:
+    """What a sized kernel is called with for one of its nests."""
+    function = call.shared
+    return [function.units, _pieces(function), *_offsets(function, parted), *function.numbers]
+
+
+def _offsets(function: Function, parted: Split) -> list[int]:
+    """The bytes in front of each pointer of a nest."""
+    return [offset * parted.kernel.buffer(buffer).dtype.itemsize for buffer, offset in function.pointers]
+
+
+def _pieces(function: Function) -> int:
+    return max(1, min(_MOST_THREADS, function.units, int(function.units * function.cost / _LEAST_WORK)))
+
+
+def _body(kernel: Kernel, parted: Split, calls: Sequence[_Call], *, given: bool) -> str:
+    """The body of a kernel's function; with `given`, of one that takes its sizes."""
+    lines = ["    int64_t failed;"]
     homes = [f"p[{buffer}]" for buffer in range(len(kernel.inputs) + len(kernel.outputs))]
     for number, buffer in enumerate(parted.kernel.outputs[len(kernel.outputs) :]):
-        lines.append(f"    alignas(64) static thread_local char scratch{number}[{buffer.nbytes}];")
+        room = _room(buffer) if given else buffer.nbytes
+        lines.append(f"    alignas(64) static thread_local char scratch{number}[{room}];")
         homes.append(f"scratch{number}")
     bases = list(accumulate((len(nest.body) for nest in kernel.nests), initial=0))
+    at = 0
     for origin, call in zip(parted.origin, calls, strict=True):
-        function = call.function
+        function = call.shared if given else call.function
+        offsets = _offsets(function, parted)
+        if given:
+            before = [f"given[{at + 2 + number}]" for number in range(len(offsets))]
+        else:
+            before = [str(offset) if offset else "" for offset in offsets]
         pointers = ", ".join(
-            f"(char*){homes[buffer]} + {offset * parted.kernel.buffer(buffer).dtype.itemsize}"
-            if offset
-            else homes[buffer]
-            for buffer, offset in function.pointers
+            f"(char*){homes[buffer]} + {offset}" if offset else homes[buffer]
+            for (buffer, _), offset in zip(function.pointers, before, strict=True)
         )
-        numbers = ", ".join(map(str, function.numbers))
-        pieces = max(1, min(_MOST_THREADS, function.units, int(function.units * function.cost / _LEAST_WORK)))
         lines.append("    {")
         lines.append(f"        void* const q[] = {{{pointers}}};")
-        if numbers:
-            lines.append(f"        const int64_t n[] = {{{numbers}}};")
-        run = f"run({call.name}, q, {'n' if numbers else 'nullptr'}, {function.units}, {pieces}, threads)"
-        lines.append(f"        failed = {run};")
+        if given:
+            numbers, shares = f"given + {at + 2 + len(offsets)}", f"given[{at}], given[{at + 1}]"
+        else:
+            numbers, shares = "n" if function.numbers else "nullptr", f"{function.units}, {_pieces(function)}"
+            if function.numbers:
+                lines.append(f"        const int64_t n[] = {{{', '.join(map(str, function.numbers))}}};")
+        lines.append(f"        failed = run({call.name}, q, {numbers}, {shares}, threads);")
         lines.append(f"        if (failed) return failed + {bases[origin or 0]};")
         lines.append("    }")
+        at += 2 + len(offsets) + len(function.numbers)
     return "\n".join([*lines, "    return 0;", "}", ""])
+
+
+def _room(buffer: Buffer) -> int:
+    """Bytes of scratch memory that also hold most other sizes, so that these have the same text."""
+    most = buffer.nbytes // buffer.shape[0] * (PIECES.stop - 1)
+    return int(1 << (most - 1).bit_length())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import struct
 from collections.abc import Sequence
 
 import torch
@@ -54,6 +55,17 @@ def literal(constant: Constant) -> str:
         return f"({'-' if value < 0 else ''}__builtin_inf{suffix}())"
     text = f"{value.hex()}{suffix}"
     return f"({text})" if text.startswith("-") else text
+
+
+def bits(constant: Constant) -> int:
+    """A constant as the int64 in which a caller gives it: a float as a double."""
+    if constant.dtype not in FLOATS:
+        return int(constant.value)
+    value = float(constant.value)
+    (found,) = struct.unpack(
+        "=q", struct.pack("=d", ctypes.c_float(value).value if constant.dtype == torch.float32 else value)
+    )
+    return int(found)
 
 
 _INFIX = {

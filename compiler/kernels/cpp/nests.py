@@ -40,8 +40,8 @@ class Function:
 class NestWriter(StatementWriter):
     """Writes one nest, in the form that its schedule has."""
 
-    def __init__(self, values: Segments, *, shared: bool = False, lines: bool = False) -> None:
-        super().__init__(values, shared=shared, lines=lines)
+    def __init__(self, values: Segments, *, shared: bool = False, constants: bool = False, lines: bool = False) -> None:
+        super().__init__(values, shared=shared, constants=constants, lines=lines)
         self.out: list[str] = []
 
     def write(self) -> Function:
@@ -117,7 +117,9 @@ class NestWriter(StatementWriter):
     def _rows(self, scalars: list[int]) -> None:
         known: set[int] = set()
         for segment in self.values.segments:
-            self.out += [self._array("k", number, self.values.row) for number in sorted(segment.kept)]
+            # Rows of other lengths share the text.
+            room = 1 << (self.values.row - 1).bit_length() if self.shared else self.values.row
+            self.out += [self._array("k", number, room) for number in sorted(segment.kept)]
         levels = self._levels(self.schedule.kept, [n for n in scalars if self.values.phases[n] == 0], set(), set())
         self.out += levels[0]
         for at, dim in enumerate(self.schedule.kept):

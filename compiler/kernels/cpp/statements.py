@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -11,14 +12,18 @@ from monarch.compiler.kernels.cpp.expressions import TYPES
 from monarch.compiler.kernels.cpp.ranges import exponentials
 from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import Segments
-from monarch.compiler.loops.ir import Constant, Index, Load, Op, Position, Reduce, Store
+from monarch.compiler.loops.ir import FLOATS, Constant, Index, Load, Op, Position, Reduce, Store
+
+_PLAIN = frozenset((-2, -1, -0.5, 0, 0.5, 1, 2))
+"""Constants that are better known when a nest is compiled, and hardly follow from sizes."""
 
 
 class StatementWriter:
     """Words and lines for the values of a nest. With `shared`, sizes and strides are numbers that the caller gives, so
-    that nests that differ in nothing else have the same text; with `lines`, the user's lines are comments."""
+    that nests that differ in nothing else have the same text; with `constants`, so are constants, of which some follow
+    from sizes, as a mean's count does. With `lines`, the user's lines are comments."""
 
-    def __init__(self, values: Segments, *, shared: bool, lines: bool) -> None:
+    def __init__(self, values: Segments, *, shared: bool, constants: bool, lines: bool) -> None:
         self.values = values
         self.nest = values.nest
         self.schedule = values.schedule
@@ -26,6 +31,7 @@ class StatementWriter:
         self.dtypes = values.dtypes
         self.varies = values.varies
         self.shared = shared
+        self.constants = constants
         self.lines = lines
         self.exponentials = exponentials(values.body, values.dtypes)
         self.pointers: dict[tuple[int, int], tuple[str, bool]] = {}
@@ -56,7 +62,10 @@ class StatementWriter:
 
     def _name(self, number: int) -> str:
         match self.body[number]:
-            case Constant() as constant:
+            case Constant(value, dtype) as constant:
+                if self.constants and dtype != torch.bool and math.isfinite(value) and value not in _PLAIN:
+                    name = self._number(("constant", number), expressions.bits(constant))
+                    return f"({TYPES[dtype]}){f'number_({name})' if dtype in FLOATS else name}"
                 return expressions.literal(constant)
             case Position(dim):
                 return f"i{dim}"

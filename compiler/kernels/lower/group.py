@@ -68,7 +68,7 @@ class Group:
     def traffic(self, tensors: Tensors) -> int:
         """The bytes that it reads and writes, if what is read twice at one index is read once."""
         itemsizes = [tensors[node].dtype.itemsize for node in (*self.inputs, *self.outputs)]
-        return sum(elements * itemsizes[access.buffer] for access, elements in self.nest.touches())
+        return sum(elements * itemsizes[access.buffer] for access, elements in self.nest.touches)
 
 
 def space_of(node: fx.Node, context: LoweringContext) -> Space:

@@ -25,6 +25,7 @@ from monarch.compiler.plan import MonarchError, format_bytes
 from monarch.runtime.actors.messages.memory import Memory, mapped
 from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.actors.messages.sending import Sending
+from monarch.runtime.shared.wire import in_bytes
 from monarch.runtime.worker import exchange
 
 INLINE = 60 << 10
@@ -232,7 +233,8 @@ class _Pickler(cloudpickle.Pickler):
         kind = type(value)
         if (kind is torch.Tensor or kind is torch.nn.Parameter) and _plain(value):
             bare = value.detach().resolve_conj().resolve_neg().contiguous()
-            memory = pickle.PickleBuffer(bare.reshape(-1).view(torch.uint8).numpy()) if bare.numel() else b""
+            row: Any = in_bytes(bare).numpy()
+            memory = pickle.PickleBuffer(row) if bare.numel() else b""
             # A parameter that is handed on as a tensor would not be found by the modules that it is put into.
             return _tensor, (memory, bare.dtype, tuple(bare.shape), value.requires_grad, kind is torch.nn.Parameter)
         return super().reducer_override(value)

@@ -35,7 +35,7 @@ from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of, p
 from monarch.runtime.actors.messages.link import Link, Loop
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import RELAY, Head
-from monarch.runtime.control.security import Security
+from monarch.runtime.control.security import TlsFiles
 from monarch.runtime.transport import sockets
 from monarch.runtime.transport.greeting import connected, drive, shake
 from monarch.runtime.transport.handshake import HandshakeFailed, Steps, prove, read_message, verify, write_message
@@ -57,8 +57,8 @@ class Across:
 
     secret: bytes
     """The job's: who has it is believed."""
-    tls: str | None
-    """The folder with the host's certificates, or None where the network is trusted."""
+    tls: TlsFiles | None
+    """The host's certificates, or None where the network is trusted."""
     bind: str
     advertise: str | None
 
@@ -68,9 +68,7 @@ class Across:
         return None if self.tls is None else _contexts(self.tls)
 
 
-@cache
-def _contexts(folder: str) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-    return Security.tls(folder).contexts()
+_contexts = cache(TlsFiles.contexts)
 
 
 class Way(Protocol):

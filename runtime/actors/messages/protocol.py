@@ -81,6 +81,14 @@ LOG_OPTIONS = 29
 """(reply, level, whether records are sent): of what this process logs"""
 OUTPUT_OPTIONS = 30
 """(group, reply, whether it is printed, seconds or None): of what processes print, to the agent of a host"""
+RECORD = 31
+"""(process, pid, memory, seconds) and rows of telemetry, which the agent of the host keeps within these bounds"""
+FLUSH = 32
+"""(reply): hand on what telemetry has recorded, and answer then"""
+LOOK = 34
+"""(reply): what this process is doing, in few words (`Process.look`)"""
+RECORDED = 33
+"""(reply, number), to the agent of a host: what it keeps of telemetry behind a batch of that number"""
 
 
 def passed_on(head: Head) -> bool:

@@ -24,6 +24,7 @@ from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.host import Host
 from monarch.runtime.actors.processes.process import Process
 from monarch.runtime.actors.processes.programs import WorkersInProcesses
+from monarch.runtime.control.security import Security
 from monarch.runtime.transport import sockets
 
 
@@ -36,7 +37,8 @@ class AgentOfHost:
     def start(self, head: dict[str, Any], reached: dict[str, Any]) -> str:
         """See `hosts.service.ActorsHere.start`; `head` has the program's secret, the root's address, and this host's
         number in the job."""
-        across = Across(bytes.fromhex(head["secret"]), reached["tls"], str(reached["bind"]), reached["advertise"])
+        tls = None if reached["tls"] is None else Security.tls(reached["tls"]).files
+        across = Across(bytes.fromhex(head["secret"]), tls, str(reached["bind"]), reached["advertise"])
         self._agent = Agent(str(head["root"]), int(head["number"]), across)
         return self._agent.address
 

@@ -75,7 +75,7 @@ class OtherHosts:
             head = {"secret": self._secret.hex(), "root": root.address, "number": next(self._numbers)}
             tree.send(Message("actors", ACTORS, head=head), hosts=[host])
         agents.update(waiting.all(tree.timeout, [host.address for host in tree.hosts]))
-        across = Across(self._secret, hosts.security.folder, "127.0.0.1", None)
+        across = Across(self._secret, hosts.security.files, "127.0.0.1", None)
         use_tls(across.contexts)
         root.host.across = across
         asked = []
@@ -105,6 +105,11 @@ class OtherHosts:
                 self._processes.setdefault(agent, {})[address] = group.name, rank
         for agent in {agent for agent in group.hosts if agent in self._root.dead}:
             self.lost(agent, self._root.dead[agent].reason)
+
+    def places(self) -> list[tuple[str, str]]:
+        """The processes on these hosts, by address, and their names."""
+        there = [process for processes in list(self._processes.values()) for process in list(processes.items())]
+        return [(address, f"{name}[{rank}]") for address, (name, rank) in there]
 
     def _on_output(self, sender: str, head: Head, payload: Payload) -> None:
         self._root.write(head[1], head[2])

@@ -8,6 +8,7 @@ from typing import Any
 from monarch.compiler.mesh import Shape
 from monarch.runtime.actors.messages.protocol import Owner
 from monarch.runtime.actors.processes.binding import Binding
+from monarch.runtime.actors.telemetry.recording import Bounds
 
 
 @dataclass(frozen=True)
@@ -55,6 +56,10 @@ class Group:
     """Of its loggers (`logs.levels`)."""
     bindings: tuple[Binding, ...] = ()
     """What each of a host's processes is bound to; empty: nothing."""
+    commands: tuple[tuple[str, ...], ...] = ()
+    """What each runs in place of being forked, up to the interpreter's arguments; one for all; empty: nothing."""
+    recorded: Bounds | None = None
+    """How much of what happens there telemetry keeps; None: nothing is recorded."""
 
     def place(self, rank: int) -> str:
         """A process for people: "trainers gpus=3"."""
@@ -66,6 +71,9 @@ class Group:
 
     def binding_of(self, rank: int) -> Binding:
         return self.bindings[rank % len(self.bindings)] if self.bindings else ()
+
+    def command_of(self, rank: int) -> tuple[str, ...]:
+        return self.commands[rank % len(self.commands)] if self.commands else ()
 
     def ranks_on(self, host: str) -> list[int]:
         return [rank for rank in range(len(self.addresses)) if self.host_of(rank) == host]

@@ -22,6 +22,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.config import Settings, setting_of, settings
+from monarch.compiler.execution import watching
+from monarch.compiler.execution.events import Status, heard, tell
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.errors import MeshFailure, SupervisionError
@@ -49,6 +51,7 @@ from monarch.runtime.actors.processes.logs import Received
 from monarch.runtime.actors.processes.output import HOLD_SECONDS, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
 from monarch.runtime.actors.processes.process import Process
+from monarch.runtime.actors.telemetry.collecting import Collector
 from monarch.runtime.future import Future
 from monarch.runtime.processes.parent import WarmParent, how_ended, warm_parent
 from monarch.runtime.processes.roles import ACTORS
@@ -107,6 +110,7 @@ class Host:
         process.handle(CONTROLLER, self._on_controller)
         process.handle(UNFIT, self._on_unfit)
         process.handle(OUTPUT_OPTIONS, self._on_output_options)
+        self.collector = Collector(process, self._recorded)
 
     # -- starting ------------------------------------------------------------------------------------------------------
 
@@ -173,6 +177,18 @@ class Host:
                 os.close(fd)
         if group.owner[0] in self._process.dead:  # that was told before they were there
             self.stop(group.id, None, "the process of its owner has ended")
+
+    def places(self) -> list[tuple[str, str]]:
+        """The processes that run here, by address, and their names."""
+        with self._lock:
+            groups = [(running.group, sorted(running.alive)) for running in self._groups.values()]
+        return [(group.addresses[rank], group.place(rank)) for group, ranks in groups for rank in ranks]
+
+    def _recorded(self) -> list[str]:
+        """The processes here that record what happens in them."""
+        with self._lock:
+            groups = [running for running in self._groups.values() if running.group.recorded is not None]
+            return [running.group.addresses[rank] for running in groups for rank in running.alive]
 
     # -- what they print -----------------------------------------------------------------------------------------------
 
@@ -264,6 +280,10 @@ class Host:
 
     def _on_ended(self, sender: str, head: Head, payload: Payload) -> None:
         """A process has ended, here or elsewhere: pass it on, and have end what was owned from there."""
+        if heard(Status):
+            ended: Death = payload.decode()
+            name, status = f"{ended.name}[{ended.rank}]", "Stopped" if ended.expected else "Failed"
+            tell(Status("process", ended.address, ended.rank, name, status, "", ended.reason))
         self._process.on_ended(sender, head, payload)
         with self._lock:
             here = [running.group.addresses[rank] for running in self._groups.values() for rank in running.alive]
@@ -336,6 +356,7 @@ class Host:
 
     def end(self) -> None:
         """Likewise, and hear of nothing any more. In the I/O thread."""
+        self.collector.close()
         with self._lock:
             groups = list(self._groups.values())
             self._groups.clear()
@@ -423,6 +444,9 @@ class Root(Process):
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         return self.other_hosts.attached_with(agents)
 
+    def places_elsewhere(self) -> list[tuple[str, str]]:
+        return [place for place in self.other_hosts.places() if place[0] not in self.dead]
+
     def write(self, error: bool, line: str) -> None:
         file = sys.stderr if error else sys.stdout
         with suppress(ValueError, OSError):  # a closed file: there is nobody to read it
@@ -485,6 +509,7 @@ def start_root() -> Process:
     root = Root()
     root.router.start()
     root.watch()
+    watching.begin()
     return root
 
 

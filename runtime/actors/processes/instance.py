@@ -19,11 +19,13 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.compiler.config import settings
+from monarch.compiler.execution.events import Handled, Status, heard, tell
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.debugging.stacks import stack_of
@@ -144,6 +146,12 @@ class LocalActor:
         if ended and reply is not None:
             self._process.reply(reply, True, None)
 
+    def look(self) -> dict[str, Any]:
+        """What it is doing: name, class_name, queued (messages that wait), running (the endpoints that do not)."""
+        running = [head[3] or "initialized" for _, head, _ in list(self._under_way.values())]
+        about = {"name": self.instance.label, "class_name": self.instance.class_name or ""}
+        return {**about, "queued": len(self._mailbox), "running": running}
+
     def abort(self, reason: str) -> None:
         """Have it die before it handles another message, or answers the one that it handles."""
         with self._lock:
@@ -244,6 +252,7 @@ class LocalActor:
         mesh, origin, self._args, self._kwargs = self._payload.decode()
         self._payload = None
         self.instance.becomes(mesh, self.rank, origin)
+        self._is_now("Created")
         self._interface = ActorInterface.of(mesh._cls)
         self._enter()
 
@@ -259,6 +268,21 @@ class LocalActor:
             self._actor = self._interface.cls(*args, **kwargs)
         except BaseException as error:
             raise self._died(error, "its constructor raised") from error
+        self._is_now("Idle")
+
+    def _is_now(self, status: str, reason: str = "") -> None:
+        """Tell whoever watches."""
+        if heard(Status):
+            at = self.instance.actor_id, self.rank, self.instance.label
+            tell(Status("actor", *at, status, self.instance.class_name or "", reason))
+
+    def _has_handled(self, call: Call, start: int, well: bool) -> None:
+        """Likewise, of a message, before it is answered: who has the answer finds it recorded. `start` is when it came
+        to it, on the monotonic clock."""
+        if heard(Handled):
+            sender, head, _ = call
+            actor = self.instance.actor_id, self.rank, self.instance.label
+            tell(Handled(*actor, head[3] or "initialized", sender, start, monotonic_ns(), len(self._mailbox), well))
 
     def _method(self, head: Head) -> Callable[..., Any]:
         return getattr(self._actor, head[3]) if head[3] else _initialized
@@ -322,17 +346,20 @@ class LocalActor:
             _, head, payload = item
             running.set(Context(self.instance, head[5]))
             self._under_way[0] = item
+            start = monotonic_ns()
             try:
                 value = self._called(head, payload)
                 if self._unhandled is not None:
                     raise self._unhandled
             except BaseException as error:
+                self._has_handled(item, start, False)
                 if self._unhandled is not None:
                     self.ended = self._unhandled.reason
                     self._refuse(item)
                     raise self._unhandled from None
                 self._raised(head, error)
             else:
+                self._has_handled(item, start, True)
                 if head[2] is not None and not head[4]:
                     self._process.reply(head[2], True, value)
             finally:
@@ -369,6 +396,7 @@ class LocalActor:
     def _close(self, end: _End) -> None:
         """Take no more messages, and have what it owns ended."""
         self.ended = end.reason
+        self._is_now("Stopped" if end.error is None else "Failed", end.reason)
         with self._lock:
             left = self._mailbox.close()
         for call in left:
@@ -528,11 +556,13 @@ class LocalActor:
         _, head, payload = call
         running.set(Context(self.instance, head[5]))
         self._under_way[id(call)] = call
+        start = monotonic_ns()
         try:
             value = self._called(head, payload)
             if isinstance(value, Awaitable):
                 value = await value
         except BaseException as error:
+            self._has_handled(call, start, False)
             if self.ended is not None and isinstance(error, asyncio.CancelledError):
                 raise  # the actor ends, and it is refused
             if self._is_dropped(head):
@@ -541,6 +571,7 @@ class LocalActor:
         else:
             if self._is_dropped(head):
                 raise asyncio.CancelledError
+            self._has_handled(call, start, True)
             if head[2] is not None and not head[4]:
                 self._process.reply(head[2], True, value)
         finally:

@@ -5,47 +5,39 @@ Messages come in through `_deliver`, in the I/O thread for those of other proces
 
 from __future__ import annotations
 
-import asyncio
-import gc
 import os
-import pickle
 import socket
 import sys
 import threading
-import traceback
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from itertools import count
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
-from monarch.compiler.config import spawned_with
+from monarch.compiler.execution.events import Fault, heard, tell
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import Point
-from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.compiler.plan import MeshSpec
 from monarch.runtime.actors.actor_mesh import ActorMesh
 from monarch.runtime.actors.debugging.debugger import stop
 from monarch.runtime.actors.debugging.stacks import SlowCalls, stacks_here
 from monarch.runtime.actors.errors import ActorError, MeshFailure, SupervisionError
 from monarch.runtime.actors.meshes import ProcMesh
-from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Payload
-from monarch.runtime.actors.messages.network import Across
 from monarch.runtime.actors.messages.order import Order
 from monarch.runtime.actors.messages.protocol import (
     CALL,
     ENDED,
+    FLUSH,
     LEAVE,
-    LOG,
     LOG_OPTIONS,
+    LOOK,
     NUMBERED,
     OUTPUT,
     PLACE_ENDED,
     READY,
+    RECORD,
     REFUSED,
     RELAY,
     REPLIES,
@@ -53,18 +45,16 @@ from monarch.runtime.actors.messages.protocol import (
     SPAWN,
     STACKS,
     STOP,
-    UNFIT,
     UNREACHED,
     UNSENT,
     Head,
     ReplyTo,
 )
 from monarch.runtime.actors.messages.router import Router
-from monarch.runtime.actors.processes import current, logs
-from monarch.runtime.actors.processes.binding import bind
+from monarch.runtime.actors.processes import logs
 from monarch.runtime.actors.processes.circles import Circles
-from monarch.runtime.actors.processes.current import Context, running
-from monarch.runtime.actors.processes.exits import forget_what_is_the_parents, run_exit_handlers
+from monarch.runtime.actors.processes.current import running
+from monarch.runtime.actors.processes.exits import run_exit_handlers
 from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.instance import LocalActor
@@ -86,13 +76,13 @@ from monarch.runtime.actors.processes.ownership import (
     Supervision,
     Tell,
 )
-from monarch.runtime.actors.processes.ports import Answer, One, Ports
+from monarch.runtime.actors.processes.ports import Answer, Ports
 from monarch.runtime.actors.processes.programs import Programs, executor_in
 from monarch.runtime.actors.processes.spreading import Spreads
+from monarch.runtime.actors.telemetry import recording
+from monarch.runtime.actors.telemetry.recording import Bounds
 from monarch.runtime.future import Future
-from monarch.runtime.processes.looking import answer_with, stacks
-from monarch.runtime.processes.roles import Forked
-from monarch.runtime.transport.reach import configure
+from monarch.runtime.processes.looking import memory_of
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.host import Host
@@ -102,7 +92,7 @@ Message = tuple[str, Head, Payload]
 
 _LAST_SECONDS = 1.0
 """How long what a process of another host had sent before it ended may be on its way."""
-_CAUSE_SECONDS = 5.0
+CAUSE_SECONDS = 5.0
 """How long the cause of a lost connection may take to be told."""
 
 
@@ -140,6 +130,8 @@ class Process:
             READY: self._on_ready,
             STACKS: self._on_stacks,
             LOG_OPTIONS: self._on_log_options,
+            FLUSH: self._on_flush,
+            LOOK: lambda sender, head, payload: self.reply(head[1], True, self.look()),
             RELAY: self._on_relay,
             UNREACHED: self._on_unreached,
             NUMBERED: self._on_numbered,
@@ -281,8 +273,11 @@ class Process:
         actor.start()
 
     def _on_place_ended(self, sender: str, head: Head, payload: Payload) -> None:
+        failure: MeshFailure | None = payload.decode()
+        if failure is not None and heard(Fault):
+            tell(Fault(f"{failure.mesh_name}[{failure.rank}]", failure.reason, failure.report()))
         with self._deciding:
-            self.supervision(PlaceEnded(head[1], head[2], payload.decode()))
+            self.supervision(PlaceEnded(head[1], head[2], failure))
             if self._supervision.owner_of(head[1]) is None:
                 self._spawned.pop(head[1], None)
 
@@ -333,12 +328,12 @@ class Process:
         then what waits for it waits on. In the I/O thread."""
         if address in self.dead:
             return
-        self._unexplained.append((monotonic() + _CAUSE_SECONDS, address, why))
+        self._unexplained.append((monotonic() + CAUSE_SECONDS, address, why))
         if len(self._unexplained) == 1:
             self._explain_later()
 
     def _explain_later(self) -> None:
-        self.router.later(_CAUSE_SECONDS, self._explain)
+        self.router.later(CAUSE_SECONDS, self._explain)
 
     def _explain(self) -> None:
         """Lost connections whose cause nobody has told are lost, and that is all. In the I/O thread."""
@@ -389,6 +384,28 @@ class Process:
     def _on_log_options(self, sender: str, head: Head, payload: Payload) -> None:
         logs.forward_from(head[2], head[3])
         self.reply(head[1], True, None)
+
+    def _on_flush(self, sender: str, head: Head, payload: Payload) -> None:
+        if recording.current is not None:
+            recording.current.flush()
+        self.reply(head[1], True, None)
+
+    def look(self) -> dict[str, Any]:
+        """What this process is doing: pid, host, memory (bytes), answers (that it does), and actors (see
+        `LocalActor.look`)."""
+        pid = os.getpid()
+        about = {"pid": pid, "host": os.uname().nodename, "memory": memory_of(pid), "answers": True}
+        return {**about, "actors": [actor.look() for actor in list(self.actors.values()) if actor.ended is None]}
+
+    def places_elsewhere(self) -> list[tuple[str, str]]:
+        """The processes on other hosts that this one knows, by address, and their names."""
+        return []
+
+    def record(self, bounds: Bounds) -> None:
+        """Record what happens here, for the agent of this host to keep."""
+        agent, place = self.group.host_of(self.rank), self.group.place(self.rank)
+        head = RECORD, place, os.getpid(), bounds.memory, bounds.seconds
+        recording.start(bounds, lambda rows: self.router.send(agent, head, Payload.of(rows)))
 
     def watch(self) -> None:
         """Look now and then at what waits for long: see `SlowCalls` and `Circles`."""
@@ -497,6 +514,7 @@ class Process:
 
     def _exit(self) -> None:
         run_exit_handlers()
+        recording.stop()
         self.router.flush()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -509,90 +527,3 @@ def _breakpoint(*args: Any, **kwargs: Any) -> Any:
     if found is None or not found.actor_instance.actor_id:
         return sys.__breakpointhook__(*args, **kwargs)
     return stop(sys._getframe(1))
-
-
-def serve(forked: Forked) -> NoReturn:
-    """Be a process of a mesh, from a warm parent's fork on: `processes.roles.ACTORS`. The file that all were given says
-    what they are to be; each gets the socket that it listens on, and the pipes for what it prints."""
-    rank, boot = forked.rank, forked.shared
-    listening, out, err = forked.files
-    listener = socket.socket(fileno=listening)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    os.close(out)
-    os.close(err)
-    gc.freeze()
-    gc.enable()
-    sys.stdin = open(os.devnull, encoding="utf-8")
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    group: Group
-    across: Across | None
-    group, across = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
-    os.close(boot)
-    if host_of(group.addresses[rank]):  # another host's: what is there is that host's own
-        sys.path.extend(path for path in group.path if path not in sys.path)
-    else:
-        sys.path[:] = group.path
-        if not host_of(group.owner[0]):
-            os.environ.clear()  # what is there is as it was when the warm parent started
-    os.environ.update(group.environ)
-    spawned_with(dict(group.settings))
-    unfit: MonarchError | None = None
-    try:
-        bind(group.binding_of(rank))  # before there are threads
-    except MonarchError as error:
-        unfit = error
-    group = replace(group, threads=min(group.threads, len(os.sched_getaffinity(0))))
-    with suppress(OSError):  # it may have gone since
-        os.chdir(group.folder)
-    process = Process(group, rank, listener)
-    if across is not None:
-        process.router.network.across = across if host_of(process.address) else None
-        configure(bind=across.bind, advertise=across.advertise, tls=across.contexts)
-    current.become(process)
-    forget_what_is_the_parents()
-    root = group.root
-    logs.forward(lambda payload: process.router.send(root, (LOG,), payload), group.place(rank), group.levels)
-    process.report_calls_after(group.slow_calls)
-    process.watch()
-    answer_with(stacks)
-    threading.Thread(target=_bootstrap, args=(process, unfit), name="bootstrap", daemon=True).start()
-    process.router.serve()
-    os._exit(0)
-
-
-async def _awaited(result: Awaitable[None]) -> None:
-    await result
-
-
-def _bootstrap(process: Process, unfit: MonarchError | None) -> None:
-    """What the user wants done before any actor is made; without it there can be none, nor where the process is
-    unfit."""
-    if process.group.bootstrap is not None or unfit is not None:
-        running.set(Context(process.client))
-        try:
-            if unfit is not None:
-                raise unfit
-            assert process.group.bootstrap is not None
-            result = pickle.loads(process.group.bootstrap)()
-            if isinstance(result, Awaitable):
-                asyncio.run(_awaited(result))
-        except BaseException as error:
-            traceback.print_exc()
-            sys.stderr.flush()
-            _tell_why(process, error)
-            os._exit(1)
-    process.ready.set()
-
-
-def _tell_why(process: Process, error: BaseException) -> None:
-    """Tell the agent of this host, which tells everybody else, why this process ends; waits until it has heard."""
-    group, rank = process.group, process.rank
-    agent = group.host_of(rank)
-    heard: One[None] = One(agent)
-    reply = process.address, process.ports.open(heard), 0
-    payload = Payload.of(cloudpickle.dumps(ActorError.of(error, f"the bootstrap of {group.place(rank)}")))
-    if process.router.send(agent, (UNFIT, group.id, rank, reply), payload):
-        with suppress(TimeoutError, SupervisionError):
-            heard.future.get(_CAUSE_SECONDS)

@@ -17,7 +17,7 @@ import torch
 
 from monarch.compiler.errors import PlanError
 from monarch.compiler.kernels.cpp.build import load
-from monarch.compiler.kernels.cpp.emit import symbol
+from monarch.compiler.kernels.cpp.emit import sized, symbol
 from monarch.compiler.loops.interpret import interpret, laid_out
 from monarch.compiler.loops.ir import Kernel, Load, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
@@ -72,8 +72,10 @@ def _interpreted(kernel: Kernel, over: Sequence[int]) -> Bound:
 
 def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bound:
     function = load(path)[symbol(kernel)]
-    function.argtypes = (ctypes.c_void_p, ctypes.c_int64)
+    function.argtypes = (ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p)
     function.restype = ctypes.c_int64
+    given = sized(kernel).numbers if kernel.sized else ()
+    numbers = (ctypes.c_int64 * len(given))(*given)
     count = len(kernel.inputs) + len(kernel.outputs)
     addresses = (ctypes.c_void_p * count)()
     head = ctypes.addressof(addresses)
@@ -99,7 +101,7 @@ def _native(kernel: Kernel, path: Path, over: Sequence[int], threads: int) -> Bo
             ]
         )
         write(addresses, 0, *map(_address, tensors), *map(_address, results))
-        if failed := function(head, threads):
+        if failed := function(head, threads, numbers):
             raise _failure(kernel, failed, tensors)
         return results
 

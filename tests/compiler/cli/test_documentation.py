@@ -25,6 +25,8 @@ PAGES = {
     "start/read-the-page.md": "start/train-a-gpt.md",
 }
 """Pages, and for some another page whose files they go on with."""
+LONG = ("guide/memory.md", "start/read-the-page.md")
+"""Whose commands, with other options, are those of the first page too."""
 BLOCK = re.compile(r"^```(python|console)( measured)?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 FILE = re.compile(r"^```python\n(# (\w+\.py)\n.*?)^```$", re.DOTALL | re.MULTILINE)
 
@@ -66,7 +68,7 @@ def printed(command: str, monarchc: Run) -> str:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("name", PAGES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.full if name in LONG else ()) for name in PAGES])
 def test_a_page_shows_what_the_commands_print(
     name: str, tmp_path: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:

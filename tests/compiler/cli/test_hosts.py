@@ -94,6 +94,7 @@ def test_certificates_made_by_one_command_serve_a_host_and_a_controller(monarch:
         tree.close()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT])
 def test_a_host_ends_cleanly_and_with_it_what_runs_on_it(token: Path, how: signal.Signals) -> None:
     with serving("--listen", "127.0.0.1:0", "--token-file", str(token)) as (process, line):

@@ -13,6 +13,7 @@ from monarch.compiler.inspect.inspection import Inspection
 from monarch.compiler.inspect.page import page
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan
+from monarch.compiler.plan.report import peak
 from tests.compiler.cli.conftest import Run
 
 PROGRAM = """\
@@ -32,6 +33,8 @@ def step(x: "f32[4@data, 8]"):
     return loss
 """
 
+MACHINE = 'target = "cpu"\nmemory = "{}"\n[[links]]\nwithin = "a host"\nbandwidth = 1e9\nlatency = 1e-6\n'
+
 
 @pytest.fixture
 def step(folder: Path, monarchc: Run) -> Plan:
@@ -44,6 +47,34 @@ def test_compiling_counts_what_is_sent(step: Plan, folder: Path, monarchc: Run) 
     out = monarchc("compile", "stages.py:step", "-o", "step.mplan").out
     assert re.search(r"^  stage0 -> stage1 +1 +256 B$", out, re.MULTILINE)
     assert re.search(r"^  stage1 -> stage0 +1 +256 B$", out, re.MULTILINE)
+
+
+def test_whether_each_mesh_fits_a_machine(folder: Path, monarchc: Run) -> None:
+    def said(memory: int) -> list[str]:
+        Path("mine.toml").write_text(MACHINE.format(memory))
+        words: list[str] = json.loads(monarchc("compile", "deep.py", "--machine", "mine.toml", "--json").out)["verdict"]
+        return words
+
+    layers = "*[torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh()) for _ in range(6)], "
+    deep = PROGRAM.replace("torch.nn.Linear(8, 16)", f"torch.nn.Sequential({layers}torch.nn.Linear(8, 16))")
+    (folder / "deep.py").write_text(deep.replace("f32[4@data", "f32[4096@data"))
+    (fits,) = said(1 << 30)
+    assert fits.startswith("fits mine: a worker of stage0 holds ")
+    most = max(peak(part.plan)[0] for part in load_plan("step.mplan").parts)
+    tight = said(most * 4 // 5)
+    assert tight[0].startswith("does not fit mine: a worker of stage0 holds ")
+    calls = re.search(r"makes it fit: (\d+) ops computed again", tight[2])
+    assert calls is not None and int(calls[1]) > 0
+
+    monarchc("compile", "deep.py", "--memory-limit", str(most * 4 // 5))
+    plan = load_plan("step.mplan")
+    again = [part.plan.costs["recomputed"] for part in plan.parts]
+    assert again[0]["calls"] > again[1]["calls"] == 0
+    assert plan.costs["recomputed"]["calls"] == int(calls[1]) == again[0]["calls"]
+    assert plan.costs["peak_bytes"] == max(part.plan.costs["peak_bytes"] for part in plan.parts) <= most * 4 // 5
+    out = monarchc("inspect", "step.mplan", "--part", "stage0", "--memory").out
+    assert f"computed again, not kept: {calls[1]} ops" in out
+    assert "computed again, not kept" not in monarchc("inspect", "step.mplan", "--part", "stage1", "--memory").out
 
 
 def test_the_overview_has_the_meshes_and_the_transfers(step: Plan, monarchc: Run) -> None:
@@ -61,6 +92,7 @@ def test_the_overview_has_the_meshes_and_the_transfers(step: Plan, monarchc: Run
     assert found["transfers"][0]["line"].startswith("stages.py:12")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("section", [["--comms"], ["--memory"], ["--kernels"], ["--by", "line"]])
 def test_a_section_is_shown_of_each_mesh(step: Plan, monarchc: Run, section: list[str]) -> None:
     whole = monarchc("inspect", "step.mplan", *section).out

@@ -101,6 +101,7 @@ def test_a_script_runs_as_main_with_its_arguments(run: Run, tmp_path: Path) -> N
         assert words in said.out
     assert "collectives: the longest first" in said.out and "mm_reduce_scatter" in said.out
     assert "critical path: of step" in said.out
+    assert "skew: how long after the first worker" in said.out and "most often last" in said.out
     assert "wrote out.json.gz, " in said.out and "open it at https://ui.perfetto.dev" in said.out
     trace = load_trace(tmp_path / "out.json.gz")
     assert len({step.number for step in trace.steps}) == 5
@@ -114,9 +115,11 @@ def test_the_file_is_one_that_viewers_read_with_the_plans_names(run: Run, tmp_pa
     check_nesting(events)
     lines = {event["args"].get("line") for event in events if event.get("cat") == "compute"}
     assert {"train.py:17", "train.py:18", "train.py:19"} <= lines
-    arrows = [event for event in events if event["ph"] == "s"]
+    arrows = [event for event in events if event["ph"] == "s" and event["cat"] == "command"]
     steps = [event for event in events if event.get("cat") == "step"]
     assert len(arrows) == len(steps) == 2 * 2
+    controller = {event["name"] for event in events if event["ph"] == "X" and event["pid"] == 0}
+    assert {"trace train_step", "compile train_step", "load train_step", "run train_step"} <= controller
 
 
 @pytest.mark.parametrize("by", ["op", "module", "line"])
@@ -138,6 +141,9 @@ def test_json_holds_everything(run: Run, tmp_path: Path) -> None:
     assert ops["reduce_scatter"]["sent_bytes"] > 0 and ops["reduce_scatter"]["estimated_seconds"] > 0
     assert ops["aten.addmm"]["runs"] == 2 * plan["steps"] and ops["aten.addmm"]["line"] == "train.py:17"
     assert {entry["name"] for entry in plan["critical_path"]} > {"addmm"}
+    skew = {each["name"]: each for each in plan["skew"]}["mm_reduce_scatter"]
+    assert skew["workers"] == [0, 1] and skew["last"] in (0, 1) and skew["seconds"] >= 0
+    assert 1 <= skew["times"] <= skew["runs"] == plan["steps"]
     for worker in found["workers"]:
         assert min(worker.values()) >= 0 and worker["compute"] > 0
 

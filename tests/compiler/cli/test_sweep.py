@@ -75,6 +75,36 @@ def test_what_does_not_fit_says_so(folder: Path, monarchc: Run) -> None:
     assert limited["found"] is None and "1.0 KiB" in limited["error"]
 
 
+def test_workers_share_a_machine_with_fewer_cores(folder: Path, monarchc: Run) -> None:
+    link = '[[links]]\nwithin = "a host"\nbandwidth = 1e9\nlatency = 1e-6\n'
+    Path("own.toml").write_text(f'target = "cpu"\nmemory = "1MiB"\n{link}')
+    Path("two.toml").write_text(f'target = "cpu"\nmemory = "1MiB"\ncores = 2\n{link}')
+    own, two = rows_of(monarchc, "mlp.py", "--mesh", "data=2,model=2", "--machine", "own.toml", "--machine", "two.toml")
+    assert two["found"]["seconds"] == pytest.approx(2 * own["found"]["seconds"])
+    assert (own["limit"], two["limit"]) == (1 << 20, 1 << 19)
+    alone = rows_of(monarchc, "mlp.py", "--mesh", "data=2,model=1", "--machine", "own.toml", "--machine", "two.toml")
+    assert alone[0]["found"] == alone[1]["found"]
+    auto = rows_of(monarchc, "mlp.py", "--mesh", "data=2,model=2", "--machine", "two.toml", "--auto")
+    written = next(row for row in auto if row["layout"] == "layouts as written")
+    assert written["found"]["seconds"] == two["found"]["seconds"]
+
+
+def test_attention_takes_longer_than_products_of_as_many_operations(folder: Path, monarchc: Run) -> None:
+    rates = 'target = "cpu"\nmemory_bandwidth = 1e18\nstart = 1e-12\n'
+    link = '[[links]]\nwithin = "a host"\nbandwidth = 1e9\nlatency = 1e-6\n'
+    Path("product.toml").write_text(rates + link)
+    Path("attention.toml").write_text(f"{rates}attention = 0.25\n{link}")
+    tensor = '"f32[2@data, 4, 64, 16]"'
+    Path("attend.py").write_text(
+        "import torch.nn.functional as F\nimport monarch\nfrom monarch.distributed import Mesh\n"
+        f"mesh = Mesh(data=2)\n@monarch.program(mesh=mesh)\ndef attend(q: {tensor}, k: {tensor}, v: {tensor}):\n"
+        "    return F.scaled_dot_product_attention(q, k, v)\n"
+    )
+    product, attention = rows_of(monarchc, "attend.py", "--machine", "product.toml", "--machine", "attention.toml")
+    assert attention["found"]["seconds"] == pytest.approx(4 * product["found"]["seconds"], rel=1e-3)
+    assert attention["found"]["flops"] == product["found"]["flops"]
+
+
 def test_mistakes_are_told(folder: Path, monarchc: Run) -> None:
     assert "no parameter is called wieght" in monarchc("sweep", "mlp.py", "--layout", "wieght=[-, -]", code=2).err
     assert "is not NAME=LAYOUT" in monarchc("sweep", "mlp.py", "--layout", "up", code=2).err
@@ -106,3 +136,24 @@ def test_collectives_that_are_started_ahead_hide_behind_computing(folder: Path) 
     together = found.computing + sum(found.communicating.values())
     assert max(found.computing, sum(found.communicating.values())) <= found.seconds <= together
     assert found.seconds == pytest.approx(found.computing + sum(found.waiting.values()))
+
+
+def test_layouts_are_found_and_kept(folder: Path, monarchc: Run) -> None:
+    Path("kept").mkdir()
+    asked = ["mlp.py", "--auto", "--layout", "down=[@model, -]", "--keep", "kept"]
+    found = json.loads(monarchc("sweep", *asked, "--json").out)
+    *others, chosen = found["rows"]
+    assert {"layouts as written", "layouts found"} <= {row["layout"] for row in found["rows"]}
+    assert all(chosen["found"]["seconds"] <= row["found"]["seconds"] for row in others)
+    (answer,) = found["auto"]
+    assert answer["exact"] and "down" not in answer["parameters"] and chosen["layout"] == answer["chosen"]
+    plan = load_plan(chosen["plan"])
+    assert plan.costs["peak_bytes"] == chosen["found"]["peak"]
+    assert 'state "down" : f32[128, 64] of f32[256@model, 64]' in " ".join(plan.graph.split())
+    out = monarchc("sweep", *asked[:4]).out
+    assert "layouts as written" in out and "data=2,model=2 on cpu: " in out
+
+
+def test_layouts_that_do_not_fit_say_what_is_missing(folder: Path, monarchc: Run) -> None:
+    out = monarchc("sweep", "mlp.py", "--auto", "--memory-limit", "1KiB").out
+    assert "no layouts of 'mlp' that were found fit 1.0 KiB a worker" in out and "are missing" in out

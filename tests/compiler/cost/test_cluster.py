@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,23 @@ def test_what_collectives_take_is_the_sum_over_the_levels(two: Cluster) -> None:
     assert two.collective_seconds("all_to_all", bytes_, (8, 4)) == pytest.approx(5e-6 + bytes_ * 24 / 32 / 10e9)
 
 
+def test_workers_that_outnumber_the_cores_share_them(tmp_path: Path) -> None:
+    cores = load_cluster(written(tmp_path, TWO.replace('memory = "80GB"', 'memory = "80GB"\ncores = 2')))
+    own, shared = cores.shared(2), cores.shared(6)
+    assert own == replace(cores, cores=None)  # each has its own
+    assert (own.memory, shared.memory) == (80_000_000_000, 80_000_000_000 // 3)
+    for seconds in (
+        lambda cluster: cluster.machine.op_seconds(torch.float32, 1e12, 1e3),  # bound by its arithmetic
+        lambda cluster: cluster.machine.op_seconds(torch.float32, 0.0, 1e9),  # by memory
+        lambda cluster: cluster.collective_seconds("all_reduce", 1e6, (6, 1)),  # within a host
+    ):
+        assert seconds(shared) == pytest.approx(3 * seconds(own))
+    # The network is not the cores'; of 32 workers 8 are on a host.
+    assert cores.shared(32).levels[1] == cores.levels[1]
+    assert cores.shared(32).machine == cores.shared(8).machine
+    assert shared.shared(6) == shared  # who shares already shares no more
+
+
 @given(
     st.integers(1, 6), st.integers(1, 6), st.integers(1, 4), st.sampled_from(["all_reduce", "all_gather", "all_to_all"])
 )
@@ -110,6 +128,8 @@ def test_one_level_is_the_targets_own_link() -> None:
         ("x = ", "is no TOML"),
         ("target = 'cuda:91'", "which is none of cpu"),
         ("target = 'cpu'", "no [[links]]"),
+        ("target = 'cpu'\ncores = 0\n[[links]]\nbandwidth = 1\nlatency = 1", "cores = 0, which is not a number"),
+        ("target = 'cpu'\nattention = 0", "attention = 0, which is not a number above 0"),
         ("target = 'cpu'\nflop = 3", "unknown key 'flop'"),
         ("target = 'cpu'\n[[links]]\nbandwidth = 1\nlatency = 0", "latency = 0, which is not a number above 0"),
         ("target = 'cpu'\n[[links]]\nworkers = 8\nbandwidth = 1\nlatency = 1", "the last connects all"),

@@ -31,6 +31,7 @@ def values_of(plan: Plan) -> dict[str, Value]:
     return {value.name: value for value in plan.report.values}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_report_has_every_value_in_the_order_of_the_schedule(kind: str) -> None:
     plan = training_plan(kind)
@@ -48,6 +49,7 @@ def test_a_report_has_every_value_in_the_order_of_the_schedule(kind: str) -> Non
             assert value.source == plan.instructions[value.instruction].source
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_report_has_what_kernels_compute(kind: str) -> None:
     """Each op of a program stands in it, fused or not, with the same module, phase, line and operations."""
@@ -79,6 +81,7 @@ def test_a_report_has_what_kernels_compute(kind: str) -> None:
     assert peak(fused)[0] <= peak(plain)[0] * 1.1
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("kernels", ["off", "all"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_value_of_the_program_has_a_decision_for_each_mesh_dim(kind: str, kernels: str) -> None:
@@ -172,6 +175,7 @@ def test_the_module_of_a_state(label: str, module: str) -> None:
     assert StateKey.of(label).module == module
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_traced_text_gives_the_same_plan_and_report(kind: str) -> None:
     plan = training_plan(kind)

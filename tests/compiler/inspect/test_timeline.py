@@ -10,14 +10,17 @@ import torch
 from monarch.compiler.inspect.timeline import (
     Measured,
     Shares,
+    Skew,
     Stretch,
     collective_dims,
     coordinates,
     critical_path,
     length,
     measured,
+    meetings,
     runs,
     shares,
+    skews,
     steps_of,
 )
 from monarch.compiler.inspect.trace import Handled, Span, Step, Trace, TracedPlan
@@ -114,6 +117,38 @@ def test_a_collective_over_part_of_the_mesh_waits_for_its_group_alone() -> None:
     assert {stretch.worker for stretch in path} == {1} and path[-1] == Stretch(1, 1, 90, 91)
     path = critical_path(one, plan)
     assert path == (Stretch(2, 0, 0, 55), Stretch(0, 1, 55, 60))
+
+
+def test_workers_meet_in_the_order_in_which_they_come() -> None:
+    found = list(meetings((FAST, SLOW), PLAN))
+    assert [(each.instruction, list(each.spans), each.last, each.skew) for each in found] == [
+        (1, [0, 1], 1, 20),
+        (3, [1, 0], 0, 29),
+    ]
+    assert list(meetings((FAST,), PLAN)) == [], "the other worker was not seen"
+    failed = replace(SLOW, spans=SLOW.spans[:2], failed=True)
+    assert [each.instruction for each in meetings((FAST, failed), PLAN)] == [1]
+    assert list(meetings((FAST,), replace(PLAN, mesh=MeshSpec.of(data=1)))) == []
+
+
+def test_skew_is_a_median_over_steps_and_names_who_comes_last_most_often() -> None:
+    steps = [FAST, SLOW]
+    for number, (first, second) in enumerate([(10, 16), (17, 10)], 2):  # at the all_reduce, workers 0 and 1
+        ends = (50, 60), (60, 70)
+        steps.append(step(0, (0, 5, 0), (first, 40, 0), *((*end, 0) for end in ends), number=number))
+        steps.append(step(1, (0, 5, 0), (second, 40, 0), *((*end, 0) for end in ends), number=number))
+    assert skews(steps, PLAN) == [
+        Skew(1, (0, 1), last=1, times=2, runs=3, late=7),  # of 20, 6 and 7
+        Skew(3, (0, 1), last=1, times=2, runs=3, late=0),  # of 29, 0 and 0
+    ]
+
+
+def test_each_group_of_a_collective_has_a_skew_of_its_own_and_a_parts_workers_numbers_of_theirs() -> None:
+    mesh = MeshSpec.of(data=2, model=2)
+    plan = replace(PLAN, mesh=mesh, instructions=PLAN.instructions[:2])
+    arrivals = {4: 10, 5: 20, 6: 13, 7: 90}  # a part's workers: 4 and 6 are one group of data, 5 and 7 the other
+    steps = [step(worker, (0, 5, 0), (at, 95, 0)) for worker, at in arrivals.items()]
+    assert [(skew.workers, skew.last, skew.late) for skew in skews(steps, plan)] == [((5, 7), 7, 70), ((4, 6), 6, 3)]
 
 
 def test_what_meets_others() -> None:

@@ -235,7 +235,7 @@ def test_viewers_see_workers_lanes_memory_and_arrows(tmp_path: Path) -> None:
     assert [e["args"] for e in events if e["ph"] == "C" and e["pid"] == 2][:4] == [
         {"bytes": n} for n in (96, 96, 100, 100)
     ]
-    starts = {e["id"]: e for e in events if e["ph"] == "s"}
+    starts = {e["id"]: e for e in events if e["ph"] == "s" and e["cat"] == "command"}
     ends = {e["id"]: e for e in events if e["ph"] == "f"}
     assert {(starts[i]["ts"], ends[i]["pid"], ends[i]["ts"]) for i in starts} == {
         (0.0, 1, 1.0),
@@ -243,6 +243,23 @@ def test_viewers_see_workers_lanes_memory_and_arrows(tmp_path: Path) -> None:
         (0.95, 1, 3.0),
         (0.95, 2, 3.001),
     }
+
+
+def test_arrows_lead_from_the_last_to_come_to_those_that_wait_for_it(tmp_path: Path) -> None:
+    def ends(trace: Trace) -> list[list[Any]]:
+        found: defaultdict[int, list[Any]] = defaultdict(list)
+        for e in saved(tmp_path, trace, plan()):
+            if e["ph"] in "sf" and e["cat"] == "collective":
+                assert e["tid"] == 3
+                found[e["id"]] += [e["name"], e["pid"], e["ts"]]
+        return list(found.values())
+
+    # Worker 1 (process 2) comes last. In the first step worker 0 has left the commit by then, and waited for nobody.
+    assert ends(trace()) == [
+        ["loss_all_reduce", 2, 1.401, "loss_all_reduce", 1, 1.401],
+        ["commit", 2, 3.201, "commit", 1, 3.201],
+        ["loss_all_reduce", 2, 3.302, "loss_all_reduce", 1, 3.302],
+    ]
 
 
 def test_a_trace_taken_here_needs_no_plans_to_be_named(tmp_path: Path) -> None:

@@ -84,6 +84,7 @@ def test_one_result_of_a_joined_collective() -> None:
         assert moved.takers
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["tensor", "nested"])
 def test_every_value_can_be_explained(kind: str) -> None:
     plan = training_plan(kind)

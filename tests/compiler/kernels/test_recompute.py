@@ -13,6 +13,7 @@ import torch
 from monarch.compiler import ops
 from monarch.compiler.cli.load import load_program
 from monarch.compiler.context import Context
+from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph, args_of, tensor_type
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.kernels.recompute import compute_again
@@ -56,8 +57,8 @@ MESHES = {
 }
 
 
-def traced(folder: Path, mesh: str, dtype: str = "float32", reduction: str = "") -> Graph:
-    given = {**MESHES[mesh], "rows": ROWS, "classes": CLASSES, "dtype": dtype, "reduction": reduction}
+def traced(folder: Path, mesh: str, dtype: str = "float32", reduction: str = "", classes: int = CLASSES) -> Graph:
+    given = {**MESHES[mesh], "rows": ROWS, "classes": classes, "dtype": dtype, "reduction": reduction}
     given["float"] = "" if dtype == "float32" else ".float()"
     path = folder / "loss.py"
     path.write_text(PROGRAM.format(**given).replace('"[, -]"', '"[-, -]"'))
@@ -96,6 +97,13 @@ def test_a_loss_keeps_the_logits_and_writes_their_gradient_over_them(tmp_path: P
     kernels = [each for each in plan.instructions if each.op == "kernel"]
     (gradient,) = [each for each in kernels if parse_kernel(each.args[1]).outputs[-1].numel == size_of(graph)]
     assert gradient.args[2][-1] >= 0
+
+
+@pytest.mark.parametrize("mesh", ["vocabulary", "both"])
+def test_a_loss_over_classes_that_do_not_divide_keeps_and_sends_no_more(tmp_path: Path, mesh: str) -> None:
+    odd, even = (lowered(traced(tmp_path, mesh, classes=classes)) for classes in (CLASSES - 1, CLASSES))
+    assert large(odd) == ["aten.mm", "kernel"]
+    assert graph_costs(odd)["collectives"] == graph_costs(even)["collectives"]
 
 
 @pytest.mark.parametrize("mesh", MESHES)

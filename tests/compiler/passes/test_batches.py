@@ -123,6 +123,13 @@ def test_rows_that_views_have_merged_stay_one_dim() -> None:
     torch.testing.assert_close(found, wanted)
 
 
+def test_values_are_looked_up_by_an_index_that_views_have_merged() -> None:
+    inputs = torch.randn(4, 6), torch.randperm(24).reshape(4, 6)
+    step = program(lambda x, at: torch.take_along_dim(x, layout(at, [None, "model"])), mesh=MESH)
+    found = run_reference(partition_graph(step.trace(*inputs).graph), dict(enumerate(inputs)))[0][0]
+    torch.testing.assert_close(found, torch.take_along_dim(*inputs))
+
+
 def linear(bias: bool) -> nn.Module:
     return nn.Sequential(nn.Embedding(64, 32), nn.Linear(32, 48, bias), nn.GELU(), nn.Linear(48, 64, bias))
 
@@ -142,6 +149,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], dict[str, int] | None]] = {
 """Models, and what training them gathers along a sequence of 8, with 4 rows of 32 numbers a token."""
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("reduction", ["mean", "sum"])
 @pytest.mark.parametrize("family", MODELS)
 def test_a_sharded_sequence_is_gathered_for_attention_alone(family: str, reduction: str) -> None:

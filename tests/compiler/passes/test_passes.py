@@ -10,7 +10,7 @@ from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.passes import decompose
 from monarch.compiler.passes.anomalies import DetectAnomalies
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
-from monarch.compiler.passes.decompose import DecomposeSplit
+from monarch.compiler.passes.decompose import DecomposeSplit, KeepUnevenApart
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.simplify import SimplifyViews
 from monarch.compiler.plan.options import CompileOptions
@@ -53,6 +53,24 @@ def test_views_that_undo_one_another_go(expect: Expect) -> None:
           return %v
         }""",
         SimplifyViews(),
+    )
+
+
+def test_a_loss_over_batch_and_an_uneven_sequence_stays_apart(expect: Expect) -> None:
+    expect(
+        """graph @f on mesh<data=2> {
+          %x = input 0                           : f32[4, 5@data, 8]
+          %w = state "w"                         : f32[8, 6]
+          %t = input 1                           : i64[4, 5@data]
+          %r = aten.view(%x, [20, 8])            : f32[20, 8]
+          %y = aten.mm(%r, %w)                   : f32[20, 6]
+          %l = aten._log_softmax(%y, 1, false)   : f32[20, 6]
+          %u = aten.view(%t, [20, 1])            : i64[20, 1]
+          %g = aten.gather(%l, 1, %u)            : f32[20, 1]
+          %s = aten.sum(%g)                      : f32[]
+          return %s
+        }""",
+        KeepUnevenApart(),
     )
 
 
@@ -134,6 +152,31 @@ def test_a_sum_of_one_term_is_that_term(expect: Expect) -> None:
           %u = aten.mul.Tensor(%t, %w)                   : f32[4, 8]
           %v = aten.sum.dim_IntList(%u, [1], true)       : f32[4, 1]
           return %y, %v
+        }""",
+        SimplifyLookups(),
+    )
+
+
+def test_a_sum_of_one_term_is_that_term_where_padding_is_cleared(expect: Expect) -> None:
+    """The second mask is not that of the padding, but the user's."""
+    expect(
+        """graph @f on mesh<model=2> {
+          %x = input 0                                   : f32[4, 7+1@model]
+          %w = input 1                                   : f32[4, 1]
+          %i = input 2                                   : i64[4, 1]
+          %a = aten.arange(8, dtype=i64)                 : i64[7+1]
+          %m = aten.ge.Scalar(%a, 7)                     : bool[7+1]
+          %l = aten.ge.Scalar(%a, 6)                     : bool[7+1]
+          %n = aten.zeros_like(%x)                       : f32[4, 7+1]
+          %o = aten.scatter.value(%n, 1, %i, -1.0)       : f32[4, 7+1]
+          %p = aten.mul.Tensor(%o, %w)                   : f32[4, 7+1]
+          %q = aten.masked_fill.Scalar(%p, %m, 0.0)      : f32[4, 7+1]
+          %s = aten.sum.dim_IntList(%q, [1], true)       : f32[4, 1]
+          %y = aten.sub.Tensor(%q, %s)                   : f32[4, 7+1]
+          %t = aten.masked_fill.Scalar(%p, %l, 0.0)      : f32[4, 7+1]
+          %v = aten.sum.dim_IntList(%t, [1], true)       : f32[4, 1]
+          %z = aten.sum.dim_IntList(%q, none)            : f32[]
+          return %y, %v, %z
         }""",
         SimplifyLookups(),
     )

@@ -53,7 +53,8 @@ def plans(graph: Graph) -> Iterator[tuple[str, Plan]]:
         limit = (before + free.costs["peak_bytes"]) // 2
         limited = compile_graph(graph, CompileOptions(kernels=kernels, memory_limit=limit))
         yield f"kernels {kernels} in half the memory", limited
-    yield "for a GPU", compile_graph(graph, CompileOptions(target="cuda:90", kernels="all", collectives="nccl"))
+    if is_full():
+        yield "for a GPU", compile_graph(graph, CompileOptions(target="cuda:90", kernels="all", collectives="nccl"))
 
 
 def main(folder: Path) -> None:

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save as save_tensors
 
 from monarch.compiler.errors import PlanError
+from monarch.compiler.local_ops import LOCAL_OPS
+from monarch.compiler.plan.allowed import allow
 from monarch.compiler.plan.container import VERSION, seal, unseal
 from monarch.compiler.plan.file import CONSTANTS, GRAPH, MEMBERS, PROGRAM, TRACED, _hash, plan_bytes, plan_from_bytes
 from tests.compiler.plan.test_file import small_plan
@@ -74,6 +76,11 @@ def test_ops(op: str, why: str) -> None:
     loaded = set(sys.modules)
     assert refused(sealed(manifest, program, members)) == f"{LEAD}instruction 0, {op[:100]!r}: {why}{HINT}"
     assert set(sys.modules) == loaded
+
+
+def test_a_plan_may_call_every_op_that_workers_have() -> None:
+    for op in LOCAL_OPS:
+        allow(op)
 
 
 def test_an_op_of_the_users_that_is_not_registered_is_named() -> None:

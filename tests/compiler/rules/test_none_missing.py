@@ -129,6 +129,7 @@ CORE = [
 ]
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize("sample", CORE, ids=str)
 @pytest.mark.parametrize("k", [2, 3])
 def test_no_placement_is_missing(sample: Sample, k: int) -> None:

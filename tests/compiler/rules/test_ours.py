@@ -221,6 +221,7 @@ def test_a_gather_sharded_over_both_dims_is_caught() -> None:
 
 def test_every_local_op_is_covered() -> None:
     # There are kernels, and looks for the first NaN (test_anomalies.py), only once all is partitioned; `out_of_place`
-    # runs another op, whose rule it has; draws and checks are tested on several meshes (test_distributions.py).
-    elsewhere = {"kernel", "out_of_place", "find_anomaly", "number_anomaly", "raise_anomaly"}
+    # runs another op, whose rule it has; draws and checks are tested on several meshes (test_distributions.py);
+    # `fill_padding_` stands in plans alone.
+    elsewhere = {"kernel", "out_of_place", "find_anomaly", "number_anomaly", "raise_anomaly", "fill_padding_"}
     assert set(LOCAL_OPS) - {str(op) for op, _, _ in CASES.values()} == elsewhere

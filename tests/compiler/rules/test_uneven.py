@@ -33,7 +33,7 @@ OPS = [
 ]
 
 
-@pytest.mark.sample(150)
+@pytest.mark.sample(70)
 @pytest.mark.parametrize("sample", OPS, ids=str)
 def test_an_op_gives_the_dense_result(sample: Sample) -> None:
     traced = trace(sample)

@@ -57,6 +57,17 @@ def test_an_argument_is_never_written() -> None:
     assert plan.donated == (False,)
 
 
+def test_an_argument_that_is_checked_is_never_written() -> None:
+    """A check gives its operand as it is."""
+    plan = plan_of(
+        """%i = input 0 : i64[8]
+           %r = in_range(%i, 7, none) : i64[8]
+           %a = aten.add.Tensor(%r, 1) : i64[8]
+           return %a"""
+    )
+    assert ops(plan) == ["in_range", "aten.add.Tensor"]
+
+
 def test_a_value_that_is_read_later_or_through_a_view_is_not_overwritten() -> None:
     plan = plan_of(
         """%x = input 0 : f32[2, 4]
@@ -149,3 +160,44 @@ def test_a_part_of_a_larger_buffer_is_copied_to_be_a_result() -> None:
            return %c"""
     )
     assert ops(plan) == ["aten.exp.default", "shard", "aten.reshape.default", "aten.clone.default"]
+
+
+def test_padding_is_zeroed_in_place_through_views() -> None:
+    """Also where the value is read again: its padding may hold anything."""
+    plan = plan_of(
+        """%x = input 0 : f32[6@data, 4]
+           %a = aten.exp(%x) : f32[6@data, 4]
+           %t = aten.permute(%a, [1, 0]) : f32[4, 6@data]
+           %f = fill_padding(%t, 1, 5, 0.0, ["data"]) : f32[4, 6@data]
+           %g = aten.mm(%f, %x) : f32[4, 4] partial<sum: data>
+           %b = aten.neg(%a) : f32[6@data, 4]
+           return %g, %b"""
+    )
+    assert ops(plan) == [
+        "aten.exp.default",
+        "aten.permute.default",
+        "fill_padding_",
+        "aten.mm.default",
+        "aten.neg_.default",
+    ]
+
+
+def test_what_padding_may_not_be_zeroed_in_place_of() -> None:
+    """Of arguments, of elements at several places, of parts of larger values, with other numbers, of integers."""
+    for make, fill, kind in [
+        ("aten.view(%x, [6, 4])", 0.0, "f32"),
+        ("aten.expand(%r, [6, 4])", 0.0, "f32"),
+        ("aten.slice.Tensor(%e, 0, 0, 6)", 0.0, "f32"),
+        ("aten.neg(%x)", 1.0, "f32"),
+        ("aten._to_copy(%x, dtype=i64)", 0, "i64"),
+    ]:
+        plan = plan_of(
+            f"""%x = input 0 : f32[6, 4]
+                %w = input 1 : f32[8, 4]
+                %e = aten.exp(%w) : f32[8, 4]
+                %r = aten.amax(%x, [1], true) : f32[6, 1]
+                %a = {make} : {kind}[6, 4]
+                %f = fill_padding(%a, 0, 5, {fill}, []) : {kind}[6, 4]
+                return %f"""
+        )
+        assert "fill_padding" in ops(plan) and "fill_padding_" not in ops(plan)

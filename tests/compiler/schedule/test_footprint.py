@@ -7,9 +7,11 @@ import torch
 
 import monarch
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan, Step
 from monarch.compiler.plan.report import held, peak
+from monarch.compiler.schedule.footprint import _gives_list
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from tests.compiler.inspect.programs import training_plan, training_step
@@ -36,7 +38,7 @@ def measured(steps: tuple[Step, ...], worker: int) -> dict[int, int]:
     ("kind", "dims"),
     [
         pytest.param("data", {"data": 2}, marks=pytest.mark.full),
-        ("fully sharded", {"data": 2}),
+        pytest.param("fully sharded", {"data": 2}, marks=pytest.mark.full),
         pytest.param("tensor", {"data": 1, "model": 2}, marks=pytest.mark.full),
         ("nested", {"data": 2, "model": 2}),
     ],
@@ -123,3 +125,7 @@ def test_a_plan_without_a_report() -> None:
     for ask in (held, peak):
         with pytest.raises(MonarchError, match="plan 'f' has no report"):
             ask(plan)
+
+
+def test_a_local_op_that_cannot_run_without_data_gives_one_tensor() -> None:
+    assert {op for op in LOCAL_OPS if _gives_list(op)} <= {"kernel", "out_of_place"}

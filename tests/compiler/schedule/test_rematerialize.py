@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
@@ -140,7 +141,10 @@ def test_a_limit_that_cannot_be_kept() -> None:
     assert "Shard what is replicated over a mesh dim, take a smaller batch, or raise the limit." in text
 
 
-def training(mesh: MeshSpec) -> tuple[Graph, Step]:
+@cache
+def training() -> tuple[Graph, Step]:
+    torch.manual_seed(0)
+    mesh = MeshSpec.of(data=2)
     step = Step(
         GPT(),
         mesh,
@@ -152,8 +156,7 @@ def training(mesh: MeshSpec) -> tuple[Graph, Step]:
 
 
 def test_training_gives_the_same_bits_and_stays_within_ever_lower_limits() -> None:
-    torch.manual_seed(0)
-    graph, step = training(MeshSpec.of(data=2))
+    graph, step = training()
     expected = run_reference(graph, step.values)
     buffers = Buffers(graph, cluster_of("cpu"))
     calls = []
@@ -191,8 +194,7 @@ def test_any_walk_leaves_a_graph_that_computes_the_same(
 
 def test_kernels_are_made_again_whole() -> None:
     """Not other kernels of the same ops, which could round otherwise."""
-    torch.manual_seed(0)
-    graph, step = training(MeshSpec.of(data=2))
+    graph, step = training()
     fused = FuseKernels().run(graph.copy(), Context(CompileOptions(kernels="all")))
     buffers = Buffers(fused, cluster_of("cpu"))
     limit = buffers.start + (buffers.peak - buffers.start) * 2 // 3

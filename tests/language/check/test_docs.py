@@ -45,8 +45,9 @@ def run(code: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("code", SECTIONS)
-def test_the_tracer_agrees(code: str, mesh: Mesh, tmp_path: Path) -> None:
+def test_the_tracer_agrees(code: str, mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is an error is refused, at the line that the linter names; warnings, and what is right, are taken."""
+    monkeypatch.chdir(tmp_path)  # some write files
     wrong, right = SECTIONS[code][1]
     run(right, tmp_path)
     if level(code) == "warning":

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from monarch.compiler.errors import ProgramError
 from monarch.language.check import RULES, check_source
+from tests.sample import is_full
 
 NAMES = st.sampled_from("x y n f g self torch F monarch mesh model losses print range super __class__".split())
 CONSTANTS = st.sampled_from(["1", "0.5", "'a'", "b'a'", "None", "...", "'f32[4@data,,'", "'[@data'", "True", "1j"])
@@ -81,7 +82,7 @@ SIMPLE = st.one_of(
 STATEMENTS = st.recursive(SIMPLE, _blocks, max_leaves=8)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=150 if is_full() else 50, suppress_health_check=list(HealthCheck))
 @given(st.lists(STATEMENTS, max_size=4))
 def test_random_programs(statements: list[str]) -> None:
     body = "\n".join(statements)
@@ -142,6 +143,7 @@ class _AllPrograms(ast.NodeTransformer):
         return node
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("module", ["argparse", "ast", "dataclasses", "enum", "typing", "tarfile", "asyncio/events"])
 def test_pythons_library_as_programs(module: str) -> None:
     path = Path(sysconfig.get_paths()["stdlib"]) / f"{module}.py"

@@ -28,6 +28,7 @@ def models() -> tuple[nn.Module, nn.Module]:
     return model, copy.deepcopy(model)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("door", ["program", "eager"])
 @pytest.mark.parametrize("placed", ["before", "after"])
@@ -82,6 +83,7 @@ def scaled(model: nn.Module, bad: int | None, door: str, mesh: Mesh | None) -> t
     return [getattr(p, "full_tensor", p.detach)() for p in model.parameters()], scales
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("door", ["program", "eager"])
 @pytest.mark.parametrize("bad", [None, 0, 2])
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh, distribute, module_to_mesh, program
 
 
@@ -21,14 +20,18 @@ def test_a_module_on_the_meta_device_gets_its_values_on_the_workers(mesh: Mesh) 
     assert torch.equal(values["2.running_var"], torch.ones(16)) and torch.equal(values["3.weight"], torch.ones(16))
 
 
-def test_a_meta_tensor_that_nothing_gives_a_value_is_refused(mesh: Mesh) -> None:
+def test_a_meta_tensor_that_nothing_gives_a_value_is_nan_until_a_checkpoint_is_loaded(mesh: Mesh) -> None:
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale = nn.Parameter(torch.ones(4, device="meta"))
+            self.register_buffer("count", torch.ones(2, dtype=torch.int32, device="meta"))
 
-    with pytest.raises(ProgramError, match="Scaled has tensors on the meta device"):
-        module_to_mesh(nn.Sequential(Scaled()), mesh)
+    model = nn.Sequential(Scaled())
+    with pytest.warns(UserWarning, match=r"NaN until monarch.load\(\) gives them values: '0.scale', '0.count'"):
+        module_to_mesh(model, mesh)
+    assert model[0].scale.full_tensor().isnan().all()
+    assert (model[0].count.full_tensor() == torch.iinfo(torch.int32).min).all()
 
 
 @pytest.mark.parametrize("door", ["eager", "program"])

@@ -48,6 +48,7 @@ CHANGES: dict[str, Callable[[Layer], Any]] = {
 }
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_change_in_one_of_many_like_objects_is_noticed(mesh: Mesh, traces: list[str], change: str) -> None:
     model = module_to_mesh(nn.Sequential(*(Layer() for _ in range(6))), mesh)
@@ -61,3 +62,17 @@ def test_a_change_in_one_of_many_like_objects_is_noticed(mesh: Mesh, traces: lis
     got = step(x)
     assert len(traces) == before + 1
     assert torch.allclose(got.full_tensor(), model(x).full_tensor())
+
+
+def test_dicts_that_are_alike_beside_a_long_list(mesh: Mesh, traces: list[str]) -> None:
+    """However the nodes are numbered, a constant of one of them is no variable of another."""
+    model = module_to_mesh(nn.Sequential(*(Layer() for _ in range(4))), mesh)
+    weights = [0.01] * 200
+    step = program(lambda x: model(x) * sum(weights), mesh=mesh)
+    x = torch.ones(1, 2)
+    for _ in range(6):
+        step(x)
+    assert len(traces) == 1
+    weights[150] = 1.01
+    torch.testing.assert_close(step(x).full_tensor(), model(x).full_tensor() * 3)
+    assert len(traces) == 2

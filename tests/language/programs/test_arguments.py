@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import fractions
+import operator
+import random
+import re
 import weakref
 from typing import Annotated, Any
 
@@ -12,7 +18,7 @@ import torch
 import monarch
 from monarch.compiler.errors import LayoutError, ProgramError
 from monarch.compiler.execution.factories import executors_by
-from monarch.language import Mesh, program
+from monarch.language import Mesh, distribute, module_to_mesh, program
 from monarch.language.compile import compiling_with
 from tests.language.dense import DenseExecutor, compile_dense
 
@@ -165,6 +171,44 @@ def test_of_several_meshes_none_is_chosen(dense: Any) -> None:
         assert found.mesh is second
 
 
+class Count(int):
+    pass
+
+
+KINDS: dict[str, tuple[Any, Any]] = {
+    "a float of NumPy": (lambda i: np.float32(i), float),
+    "a number of NumPy in a list": (lambda i: [np.int64(i)], lambda value: int(value[0])),
+    "a record": (lambda i: np.array([(float(i),)], dtype=[("k", "f4")])[0], lambda value: float(value["k"])),
+    "a fraction": (lambda i: fractions.Fraction(i, 3), float),
+    "a decimal": (lambda i: decimal.Decimal(i), float),
+    "a date": (lambda i: datetime.date(2000 + i, 1, 1), lambda value: value.year),
+    "a pattern": (lambda i: re.compile("a" * i), lambda value: len(value.pattern)),
+    "a class of integers": (lambda i: Count(i), lambda value: value + 0),
+    "a slice": (lambda i: slice(i), lambda value: value.stop),
+    "an iterator": (lambda i: iter([i]), next),
+    "a generator": (lambda i: (each for each in [i]), next),
+    "random numbers": (lambda i: random.Random(i), lambda value: value.random()),
+    "an exception": (lambda i: ValueError(i), lambda value: value.args[0]),
+    "a getter": (lambda i: operator.itemgetter(i), lambda value: value(range(9))),
+}
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_object_of_any_kind_is_another_argument(kind: str, mesh: Mesh) -> None:
+    make, read = KINDS[kind]
+    step = program(lambda x, value: x * read(value), mesh=mesh)
+    for number in range(4):
+        assert step(torch.ones(1), make(number)).tolist() == [pytest.approx(float(read(make(number))))]
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+def test_one_iterator_goes_on_from_call_to_call(mesh: Mesh) -> None:
+    step = program(lambda x, numbers: x * next(numbers), mesh=mesh)
+    for numbers in (iter([1, 2, 3, 4]), (number for number in (1, 2, 3, 4))):
+        assert [step(torch.ones(1), numbers).item() for _ in range(4)] == [1, 2, 3, 4]
+
+
 # -- torch.compile ---------------------------------------------------------------------------------------------------
 
 
@@ -173,3 +217,34 @@ def test_torch_compile_of_a_program_is_the_program(mesh: Mesh) -> None:
     assert torch.compile(double, mode="max-autotune") is double
     assert torch.compile(fullgraph=True)(double) is double
     assert torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2)).tolist() == [2, 2]
+
+
+class Scales(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).relu()
+
+
+@pytest.mark.filterwarnings("ignore:Using `torch.compile.module.`")
+@pytest.mark.parametrize("form", ["torch.compile", "of a function", "in place", "decorator", "within"])
+def test_what_torch_compile_has_made_runs_on_meshes(form: str, mesh: Mesh) -> None:
+    model, x = Scales(), torch.rand(3, 4)
+    expected = model(x).detach()
+    compiled: Any = model
+    if form == "torch.compile":
+        compiled = torch.compile(model)
+    elif form == "of a function":
+        compiled = torch.compile(lambda x: model(x), fullgraph=True)
+    elif form == "in place":
+        model.compile()
+    elif form == "decorator":
+        compiled = torch.compile(dynamic=True)(lambda x: model(x))
+    else:
+        compiled = lambda x: torch.compile(model)(x)  # noqa: E731
+    module_to_mesh(model, mesh, {})
+    torch.testing.assert_close(program(lambda x: compiled(x), mesh=mesh)(x).full_tensor(), expected)
+    torch.testing.assert_close(compiled(distribute(x, mesh)).detach().full_tensor(), expected)
+    torch.testing.assert_close(compiled(x).detach().full_tensor(), expected)

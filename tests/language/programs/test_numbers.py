@@ -104,6 +104,7 @@ _SCHEDULERS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sample()
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
 @pytest.mark.parametrize("inside", [True, False])
 @pytest.mark.parametrize("name", _SCHEDULERS)
@@ -177,6 +178,7 @@ def test_it_is_what_it_is_without_a_program(case: Case, mesh: Mesh) -> None:
     assert_alike(case, mesh)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
 def test_step_numbers_of_layers_that_train_now_and_then(kind: Any, mesh: Mesh) -> None:
     """Equal step numbers are one value on the workers, until one parameter steps and another does not."""

@@ -12,6 +12,7 @@ import functools
 import itertools
 import os
 import pathlib
+import sys
 import types
 import typing
 import weakref
@@ -332,6 +333,33 @@ def dispatching(w):
 
 
 @case
+def dispatching_methods(w):
+    class Holder:
+        @functools.singledispatchmethod
+        def scaled(self, by, x):
+            return x
+
+        def shifted(self, x, by):
+            return x + by
+
+        later = functools.partialmethod(shifted, by=2.0)
+
+    holder = Holder()
+
+    def change(call):
+        if call == 1:
+            vars(Holder)["scaled"].register(str, lambda self, by, x: x * 5)
+        if call == 2:
+            vars(Holder)["scaled"].register(str, lambda self, by, x: x * 7)
+        if call == 3:
+            vars(Holder)["later"].keywords["by"] = 3.0
+        if call == 4:
+            vars(Holder)["later"].keywords = {"by": 4.0}
+
+    return lambda x: holder.later(holder.scaled("a", x)), change
+
+
+@case
 def cached(w):
     class Holder:
         rate = 2.0
@@ -610,3 +638,44 @@ def test_files_are_read_at_each_call(read: Callable[[pathlib.Path], str], mesh: 
     file.unlink()
     if read is not pathlib.Path.read_text:
         assert step(torch.ones(1)).tolist() == [0.0]
+
+
+LIBRARY = """
+class Documented(type):
+    @property
+    def __doc__(cls):
+        return f"has {len(vars(cls))} attributes"
+
+class Table(metaclass=Documented):
+    pass
+
+entries = []
+
+def enter(name):
+    entries.append((name, first if len(entries) else None, Table))
+
+enter("first")
+first = entries[0]
+enter("second")
+scale = 2.0
+"""
+
+
+def test_a_module_that_is_imported_inside_inside(
+    mesh: Mesh, tmp_path: pathlib.Path, monkeypatch: Any, traces: list[str]
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "imported_inside.py").write_text(LIBRARY)
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        import imported_inside  # type: ignore[import-not-found]
+
+        return x * imported_inside.scale * len(imported_inside.entries)
+
+    for number in range(4):
+        assert step(torch.ones(1)).tolist() == [4.0 if number < 2 else 6.0]
+        if number == 1:
+            sys.modules["imported_inside"].scale = 3.0  # type: ignore[attr-defined]
+    assert len(traces) == 2  # what the import did is none of the program's doing

@@ -57,6 +57,7 @@ def step(layer: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("door", ["program", "eager"])
 @pytest.mark.parametrize("layout", ["[@a, -]", "[-, @b]", "[@b, @a]"])
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.__name__)

@@ -99,7 +99,7 @@ def full(value: torch.Tensor) -> torch.Tensor:
     return value.full_tensor() if isinstance(value, monarch.DistributedTensor) else value
 
 
-@pytest.mark.sample(1, of="door")
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("door", ["program", "eager"])
 @pytest.mark.parametrize("name", CASES)
 def test_densities_are_pytorch_s_and_draws_are_of_the_distribution(name: str, door: str, halves: Mesh) -> None:

@@ -91,6 +91,7 @@ LAYERS: dict[str, tuple[Callable[[], nn.Module], Callable[..., torch.Tensor]]] =
 }
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_layer_trains_as_in_pytorch(name: str, mesh: Mesh) -> None:
     check(mesh, *LAYERS[name], X)
@@ -103,6 +104,7 @@ def test_bags_of_embeddings(mode: str, mesh: Mesh) -> None:
     check(mesh, lambda: nn.EmbeddingBag(10, 4, mode=mode), lambda m, i: m(i.flatten(), offsets), TOKENS)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "masks",
     [
@@ -118,6 +120,7 @@ def test_attention_with_plain_masks(masks: dict[str, Any], mesh: Mesh) -> None:
     check(mesh, lambda: nn.MultiheadAttention(8, 2, batch_first=True), lambda m, x: m(x, x, x, **masks)[0], X)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "masks",
     [{"mask": CAUSAL}, {"mask": AHEAD}, {"src_key_padding_mask": PADDED}, {"mask": CAUSAL, "is_causal": True}],
@@ -177,7 +180,7 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_steps_as_in_pytorch(name: str, mesh: Mesh) -> None:
     def model() -> nn.Module:

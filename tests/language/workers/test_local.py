@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -40,6 +41,7 @@ class NormedOnWorkers(Normed):
         return monarch.reduce(super().largest(h), "data", "max")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layouts", [("[-, -]", "[-]"), ("[@model, -]", "[@data]"), ("[-, @data]", "[@model]")])
 @pytest.mark.parametrize("dims", ["data", ("data", "model")])
 def test_training_with_per_worker_code_in_the_middle_is_the_dense_training(dims: Any, layouts: tuple[str, str]) -> None:
@@ -196,6 +198,52 @@ def test_a_checkpoint_draws_each_workers_numbers_again() -> None:
         for first, second in zip(gradients(False), gradients(True), strict=True):
             assert torch.equal(first, second)
         with mesh.activate(), pytest.raises(ProgramError, match="draws random numbers that are like no tensor"):
+            checkpoint(block, monarch.distribute(torch.ones(4), mesh).requires_grad_(), use_reentrant=False)
+
+
+@pytest.mark.parametrize("form", ["not reentrant", "reentrant", "nested"])
+def test_what_is_drawn_and_seeded_between_its_passes_changes_nothing_of_a_checkpoint(form: str) -> None:
+    with partitioned_mesh(data=2, model=2) as mesh:
+        scale = monarch.distribute(torch.ones(4), mesh)
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            return (nn.functional.dropout(x) * torch.rand_like(scale)).exp()
+
+        def recomputed(x: torch.Tensor) -> Any:
+            if form == "nested":
+                return checkpoint(lambda x: checkpoint(block, x * 1, use_reentrant=False) * 1, x, use_reentrant=False)
+            return checkpoint(block, x, use_reentrant=form == "reentrant")
+
+        def gradients(block: Any, between: bool) -> tuple[torch.Tensor, torch.Tensor]:
+            body = monarch.local(block, "[@data, -]", "[@data, -]", mesh=mesh, dims="data")
+            x = monarch.distribute(torch.ones(8, 4), mesh, "[@data, -]").requires_grad_()
+            torch.manual_seed(1)
+            y: Any = body(x)
+            with mesh.activate("model") if between else nullcontext():
+                if between:
+                    torch.manual_seed(1)
+                    for _ in range(3):
+                        torch.rand_like(scale)
+                y.sum().backward()
+            return y.full_tensor(), x.grad.full_tensor()  # type: ignore[union-attr]
+
+        expected = gradients(block, between=False)
+        for found in (gradients(recomputed, between=False), gradients(recomputed, between=True)):
+            assert torch.equal(found[0], expected[0]) and torch.equal(found[1], expected[1])
+
+
+def test_a_checkpoint_with_draws_that_it_cannot_tell_apart_is_refused() -> None:
+    with partitioned_mesh(data=2, model=2) as mesh:
+        scale = monarch.distribute(torch.ones(4), mesh)
+
+        def block(x: torch.Tensor) -> torch.Tensor:
+            torch.manual_seed(1)
+            with mesh.activate("data"):
+                first = torch.rand_like(scale)
+            torch.manual_seed(1)
+            return x.exp() * monarch.reduce(first, "data") * torch.rand_like(scale)
+
+        with pytest.raises(ProgramError, match="seeds PyTorch's generator twice alike"):
             checkpoint(block, monarch.distribute(torch.ones(4), mesh).requires_grad_(), use_reentrant=False)
 
 

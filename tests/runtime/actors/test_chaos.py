@@ -56,6 +56,7 @@ class Service(Actor):
         return True
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("seed", range(4))
 def test_everything_is_answered(faults: queue.SimpleQueue[MeshFailure], seed: int) -> None:
     choose = random.Random(seed)

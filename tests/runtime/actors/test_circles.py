@@ -56,6 +56,7 @@ def actors(kind: type[Actor], count: int) -> list[Actor]:
     return [this_host().spawn_procs(name=f"p{at}").spawn(f"a{at}", kind) for at in range(count)]
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize("kind", [Asks, AsksAsync])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_circle_of_waits_is_an_error(kind: type[Asks], count: int) -> None:

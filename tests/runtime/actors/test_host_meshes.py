@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import queue
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import monarch
-from monarch.actor import Actor, ActorError, HostMesh, MeshFailure, SupervisionError, endpoint, this_host
+from monarch.actor import Actor, ActorError, HostMesh, MeshFailure, Point, SupervisionError, endpoint, this_host
+from monarch.distributed import Mesh
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
 
@@ -53,6 +56,7 @@ def test_stop_ends_what_was_spawned_and_leaves_the_hosts(two: Hosts, tmp_path: P
         assert again.spawn_procs().initialized.get(WAIT)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["shutdown", "async with"])
 def test_shutdown_ends_the_hosts(how: str, tmp_path: Path) -> None:
     with hosts_here(2, tmp_path) as serving:
@@ -118,3 +122,43 @@ def test_a_host_that_does_not_have_such_cpus_says_so(faults: queue.SimpleQueue[M
 def test_bindings_that_cannot_be_meant_are_refused(given: list[dict[str, str]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         this_host().spawn_procs(per_host={"gpus": 2}, proc_bind=given)
+
+
+def started() -> tuple[bool, str, str]:
+    """Whether this interpreter has been started anew, and two variables of its environment."""
+    fresh = "serve_fresh" in Path("/proc/self/cmdline").read_text()
+    return fresh, os.environ.get("MONARCH_TEST_PLACE", ""), os.environ["MONARCH_TEST_PROGRAM"]
+
+
+def test_processes_are_started_by_a_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MONARCH_TEST_PROGRAM", "set")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nMONARCH_TEST_PLACE=own exec {sys.executable} "$@"\n')
+    python.chmod(0o700)
+    hosts = pickle.loads(pickle.dumps(this_host().with_python_executable(python)))
+    with hosts.spawn_procs().activate():
+        assert monarch.remote(started).call().get(WAIT).values() == [(True, "own", "set")]
+    with pytest.raises(monarch.MonarchError, match="its workers are forked, and not started with"):
+        monarch.distribute(torch.ones(2), Mesh(data=2, hosts=hosts), "[@data]")
+
+    def command(point: Point) -> list[str]:
+        return ["env", f"MONARCH_TEST_PLACE={point['gpus']} of {point.size('gpus')}", sys.executable]
+
+    procs = hosts.spawn_procs(per_host={"gpus": 2}, bootstrap_command=command)
+    with procs.activate():
+        assert monarch.remote(started).call().get(WAIT).values() == [(True, f"{gpu} of 2", "set") for gpu in range(2)]
+    x = monarch.distribute(torch.arange(4.0), Mesh(data=2, procs=procs), "[@data]")
+    assert monarch.program(lambda x: x.sum())(x).item() == 6.0
+    procs.stop().get(WAIT)
+
+
+def test_a_command_that_cannot_be_run_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: queue.SimpleQueue[MeshFailure] = queue.SimpleQueue()
+    monkeypatch.setattr("monarch.actor.unhandled_fault_hook", faults.put)
+    procs = this_host().spawn_procs(bootstrap_command=["/nowhere/python"])
+    with pytest.raises(ActorError, match="the bootstrap command /nowhere/python cannot be run: No such file"):
+        procs.initialized.get(WAIT)
+    assert faults.get(timeout=WAIT)
+    for wrong in ("python3", [], lambda point: []):
+        with pytest.raises(ValueError, match="a command is a list of words"):
+            this_host().spawn_procs(bootstrap_command=wrong)  # type: ignore[arg-type]

@@ -28,6 +28,7 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["token", "certificates"])
 def test_workers_serve_and_are_attached_until_they_are_shut_down(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -593,6 +593,7 @@ def test_an_unhandled_failure_stops_the_program() -> None:
     wait_until_gone(pids)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     "waits", ["threading.Event().wait()", "import time; time.sleep(1000)", "workers.wait.call().get()"]
 )

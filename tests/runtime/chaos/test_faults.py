@@ -14,6 +14,8 @@ from tests.runtime.building import whole
 from tests.runtime.collectives.loopback import executor_on
 from tests.runtime.controller.test_healing import W, training
 
+pytestmark = pytest.mark.sample(1, of="on")
+
 MESH = MeshSpec.of(a=2, b=2)
 BATCH = torch.ones(4, 6, 4)
 LAST = 10**6
@@ -88,6 +90,7 @@ def test_what_takes_longer_is_waited_for(on: On, what: str) -> None:
     on.goes_on()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("fault", [chaos.cut, chaos.garble])
 def test_a_link_between_hosts_breaks_and_is_connected_anew(fault: Callable[..., None]) -> None:
     with executor_on("hosts", MESH) as executor:

@@ -33,15 +33,28 @@ class LoopbackTree:
         self.hosts = [Named(f"host{number}:4242") for number in range(hosts)]
         self.sent: list[str] = []
         self.lost: set[int] = set()
+        self.refuses: dict[int, str] = {}
+        """Why hosts start no workers."""
         self._members: dict[int, set[int]] = {}
         self._subscribers: dict[int, tuple[Callable[[Message], None], Callable[[int, str], None]]] = {}
         self._least: dict[int, dict[int, tuple[int, ...]]] = {}
         self._lock = threading.Lock()
-        self._queues: list[queue.Queue[Any]] = [queue.Queue() for _ in range(hosts)]
-        self._services = [HostService(self._reply(number), "127.0.0.1", None) for number in range(hosts)]
-        self._threads = [threading.Thread(target=self._serve, args=(number,)) for number in range(hosts)]
-        for thread in self._threads:
-            thread.start()
+        self._queues: list[queue.Queue[Any]] = []
+        self._services: list[HostService] = []
+        self._threads: list[threading.Thread] = []
+        for host in self.hosts:
+            self._open(host)
+
+    def join(self, address: str) -> None:
+        self.hosts.append(Named(address))
+        self._open(self.hosts[-1])
+
+    def _open(self, host: Named) -> None:
+        number = self.hosts.index(host)
+        self._queues.append(queue.Queue())
+        self._services.append(HostService(self._reply(number), "127.0.0.1", None))
+        self._threads.append(threading.Thread(target=self._serve, args=(number,)))
+        self._threads[-1].start()
 
     def send(self, message: Message, hosts: Sequence[int] | None = None) -> None:
         self.sent.append(message.kind)
@@ -65,7 +78,11 @@ class LoopbackTree:
 
     def _serve(self, number: int) -> None:
         while (message := self._queues[number].get()) is not None:
-            self._services[number].receive(message)
+            if message.kind == "start" and number in self.refuses:
+                refused = {"message": self.refuses[number], "hint": ""}
+                self._reply(number)(Message("refused", message.mesh, head=refused))
+            else:
+                self._services[number].receive(message)
         self._services[number].detached()
 
     def _reply(self, number: int) -> Callable[[Message], None]:

@@ -18,6 +18,9 @@ from monarch.compiler.execution.executor import Executor
 from monarch.compiler.plan import DTYPES, MeshSpec
 from tests.runtime.building import op_on_each
 from tests.runtime.collectives.loopback import WAYS, executor_on
+from tests.sample import is_full
+
+pytestmark = pytest.mark.sample(1, of="start")
 
 MESHES = {
     "1": MeshSpec.of(w=1),
@@ -106,7 +109,7 @@ def groups_of(mesh: MeshSpec) -> list[list[str]]:
     return [list(dims) for count in range(1, len(mesh.names) + 1) for dims in itertools.permutations(mesh.names, count)]
 
 
-@pytest.mark.sample(12)
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("name", MESHES)
 @pytest.mark.parametrize("shape", [SMALL, LARGE], ids=["small", "large"])
 def test_all_collectives_over_all_groups(start: Any, name: str, shape: tuple[int, int]) -> None:
@@ -138,6 +141,7 @@ REDUCTIONS = {
 }
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize(("dtype", "reduction"), REDUCTIONS.values(), ids=REDUCTIONS)
 def test_reductions_in_every_dtype(start: Any, dtype: torch.dtype, reduction: str) -> None:
     for name in ("2", "2x3"):
@@ -168,7 +172,7 @@ def test_a_list_goes_as_one_whatever_is_in_it(start: Any) -> None:
         run_and_compare(executor, "all_to_all", even, dims, [1, 1, 0], [0, 0, 1])
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25 if is_full() else 5, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_dtype_and_dims(start: Any, data: st.DataObject) -> None:
     executor = start(data.draw(st.sampled_from(["2", "3", "2x2", "2x3"])))

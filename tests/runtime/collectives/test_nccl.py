@@ -40,6 +40,8 @@ from tests.runtime.collectives.test_collectives import REDUCTIONS, blocks, expec
 from tests.runtime.controller import test_failures
 from tests.runtime.controller.test_failures import COLLECTIVES, MESH, healthy
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 ONE_GPU = f"needs as many GPUs as workers: torch.cuda.device_count() is {torch.cuda.device_count()}"
 
 
@@ -83,6 +85,7 @@ def test_all_collectives_over_all_groups(executor: MeshExecutor) -> None:
         run_and_compare(executor, "all_to_all", divisible, dims, [1, 1], [0, 0])
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize(("dtype", "reduction"), REDUCTIONS.values(), ids=REDUCTIONS)
 def test_reductions_in_every_dtype(executor: MeshExecutor, dtype: torch.dtype, reduction: str) -> None:
     tensors = blocks(MESH, [(6, 4)], dtype)
@@ -178,6 +181,7 @@ def models() -> tuple[nn.Module, nn.Module]:
     return made, copy.deepcopy(made)
 
 
+@pytest.mark.full
 def test_training_over_nccl_gives_the_numbers_of_dense_pytorch(gpus: None) -> None:
     """Parameters in shards over `data`, gathered a layer ahead; gradients scattered; and a step that fails between."""
     dense, sharded = models()

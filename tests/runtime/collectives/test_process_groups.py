@@ -28,6 +28,8 @@ from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 from tests.runtime.controller.test_failures import MESH, fail_where, healthy
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 SYN_SENT, ESTABLISHED = 2, 1
 
 

@@ -64,7 +64,7 @@ class RawStream:
         handshake = ControllerHandshake(security.secret, own or release())
         self.write(handshake.hello())
         self.write(handshake.prove(self.read()))
-        return handshake.finish(self.read())
+        return handshake.finish(self.read()).seals
 
     def end(self) -> None:
         self._frames.put(None)
@@ -127,5 +127,8 @@ class Proxy:
         self.close()
 
     def close(self) -> None:
+        """What is connected is closed, and nobody listens any more."""
+        with suppress(OSError):  # closed already
+            self._listener.shutdown(socket.SHUT_RDWR)  # a close does not end an accept that waits
         for end in (self._listener, *self._ends):
             end.close()

@@ -11,7 +11,18 @@ from hypothesis import strategies as st
 
 from monarch.runtime.control import codec, limits
 from monarch.runtime.control import monarch_pb2 as pb
-from monarch.runtime.control.handshake import ControllerHandshake, HostHandshake, Opener, Release, Sealer, frame_of
+from monarch.runtime.control.handshake import (
+    Agreed,
+    ControllerHandshake,
+    Ended,
+    HostHandshake,
+    Opener,
+    Refused,
+    Release,
+    Sealer,
+    Session,
+    frame_of,
+)
 from monarch.runtime.control.message import Message
 from monarch.runtime.control.records import (
     Assembly,
@@ -230,17 +241,23 @@ SECRET = b"0123456789abcdef"
 def seals(secret: bytes = SECRET) -> tuple[Sealer, Opener]:
     """The controller's sealer and the host's opener of one stream."""
     controller, host = ControllerHandshake(secret, OWN), HostHandshake(secret, OWN)
-    proof, theirs = host.finish(controller.prove(host.challenge(controller.hello())))
-    mine = controller.finish(proof)
-    assert theirs.sealer is not mine.sealer
-    assert mine.opener.open(theirs.sealer.seal(b"up", b"")) == (b"up", b"")
-    return mine.sealer, theirs.opener
+    mine, theirs = agree(controller, host)
+    assert theirs.seals.sealer is not mine.seals.sealer and theirs.session == mine.session
+    assert mine.seals.opener.open(theirs.seals.sealer.seal(b"up", b"", 7)) == (b"up", b"", 7)
+    return mine.seals.sealer, theirs.seals.opener
+
+
+def agree(controller: ControllerHandshake, host: HostHandshake, taken: int = 0) -> tuple[Agreed, Agreed]:
+    """What both ends know after a handshake."""
+    host.check(controller.prove(host.challenge(controller.hello())))
+    proof, theirs = host.finish(taken)
+    return controller.finish(proof), theirs
 
 
 def test_frames_are_opened_in_the_order_in_which_they_were_sealed() -> None:
     sealer, opener = seals()
     for at in range(5):
-        assert opener.open(sealer.seal(b"%d" % at, b"data")) == (b"%d" % at, b"data")
+        assert opener.open(sealer.seal(b"%d" % at, b"data")) == (b"%d" % at, b"data", 0)
 
 
 @given(
@@ -294,9 +311,49 @@ def test_a_frame_of_another_stream_or_of_the_other_direction_is_refused() -> Non
     with pytest.raises(Malformed, match="altered, or sealed with another key"):
         opener.open(other.seal(b"x", b""))
     controller, host = ControllerHandshake(SECRET, OWN), HostHandshake(SECRET, OWN)
-    _, theirs = host.finish(controller.prove(host.challenge(controller.hello())))
+    theirs = agree(controller, host)[1].seals
     with pytest.raises(Malformed, match="another key"):
         theirs.opener.open(theirs.sealer.seal(b"x", b""))
+
+
+def test_a_connection_goes_on_with_a_session_and_has_keys_of_its_own() -> None:
+    first, _ = agree(ControllerHandshake(SECRET, OWN), HostHandshake(SECRET, OWN))
+    known = {first.session.name: first.session}
+    mine, theirs = agree(
+        ControllerHandshake(SECRET, OWN, first.session, 3), HostHandshake(SECRET, OWN, known.get), taken=5
+    )
+    assert (mine.taken, theirs.taken) == (5, 3) and mine.session == theirs.session == first.session
+    with pytest.raises(Malformed, match="another key"):  # a frame of the first connection
+        theirs.seals.opener.open(first.seals.sealer.seal(b"x", b""))
+    assert theirs.seals.opener.open(mine.seals.sealer.seal(b"x", b"")) == (b"x", b"", 0)
+
+
+def test_who_does_not_have_a_session_s_key_does_not_go_on_with_it() -> None:
+    first, _ = agree(ControllerHandshake(SECRET, OWN), HostHandshake(SECRET, OWN))
+    known = {first.session.name: first.session}
+    guess = Session(first.session.name, bytes(32))  # with the token, and the name, which travels in the clear
+    with pytest.raises(Refused, match="not this host's"):
+        agree(ControllerHandshake(SECRET, OWN, guess), HostHandshake(SECRET, OWN, known.get))
+    controller, host = ControllerHandshake(SECRET, OWN, first.session), HostHandshake(SECRET, OWN, lambda _: guess)
+    controller.prove(host.challenge(controller.hello()))
+    with pytest.raises(Refused, match="does not know"):
+        controller.finish(host.finish()[0])
+    with pytest.raises(Ended):
+        agree(ControllerHandshake(SECRET, OWN, first.session), HostHandshake(SECRET, OWN))
+
+
+@pytest.mark.parametrize("whose", ["controller", "host"])
+def test_a_count_of_frames_that_was_altered_is_refused(whose: str) -> None:
+    first, _ = agree(ControllerHandshake(SECRET, OWN), HostHandshake(SECRET, OWN))
+    controller = ControllerHandshake(SECRET, OWN, first.session, 3)
+    host = HostHandshake(SECRET, OWN, {first.session.name: first.session}.get)
+    hello = pb.Frame.FromString(controller.hello())
+    hello.hello.taken += whose == "controller"
+    with pytest.raises(Refused):
+        host.check(controller.prove(host.challenge(hello.SerializeToString())))
+        proof = pb.Frame.FromString(host.finish(5)[0])
+        proof.proof.taken += 1
+        controller.finish(proof.SerializeToString())
 
 
 def test_a_nonce_makes_each_stream_its_own() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from monarch.runtime.control import codec
 from monarch.runtime.control.records import Close, Record
-from monarch.runtime.control.stream import Stream
+from monarch.runtime.control.stream import Connected, Stream
 
 TIMEOUT = 1000.0
 
@@ -39,10 +39,12 @@ async def watch(loop: Turned, seconds: float, times: int) -> str:
     async def receive(records: Sequence[Record]) -> None: ...
 
     seals = SimpleNamespace(
-        opener=SimpleNamespace(open=lambda frame: frame), sealer=SimpleNamespace(seal=lambda head, data: (head, data))
+        opener=SimpleNamespace(open=lambda frame: (*frame, 0)),
+        sealer=SimpleNamespace(seal=lambda head, data, taken: (head, data)),
     )
-    stream = Stream(frames.get, write, seals, TIMEOUT)  # type: ignore[arg-type]
-    running = asyncio.ensure_future(stream.run(receive))
+    agreed = SimpleNamespace(seals=seals, taken=0)
+    stream = Stream(TIMEOUT)
+    running = asyncio.ensure_future(stream.run(Connected(frames.get, write, agreed), receive))  # type: ignore[arg-type]
     await looked()
     for _ in range(times):
         loop.ahead += seconds

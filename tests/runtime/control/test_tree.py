@@ -156,3 +156,32 @@ def test_a_closed_tree_sends_nothing() -> None:
         tree.close()
         with pytest.raises(MonarchError, match="detached"):
             tree.send(Message("late"))
+
+
+def test_hosts_join_a_tree_and_get_the_next_numbers() -> None:
+    with running(5) as hosts, attached(hosts[:3], fan_out=1) as tree:
+        answers = Subscriber(tree, 5)
+        tree.send(Message("hello", 5))
+        assert sorted(message.host for message in answers.several(3)) == [0, 1, 2]
+        for failed in ("127.0.0.1:1", "127.0.0.1:2"):
+            with pytest.raises(MonarchError, match=f"1 of 1 hosts cannot be attached:\n  {failed}: "):
+                tree.join(failed)
+        for number in (3, 4):
+            tree.join(hosts[number].address)
+        with pytest.raises(MonarchError, match=f"{hosts[4].address} is twice among the hosts"):
+            tree.join(hosts[4].address)
+        assert [host.address for host in tree.hosts] == [host.address for host in hosts]
+        assert [host.number for host in tree.hosts] == list(range(5))
+        tree.send(Message("hello", 5))
+        assert sorted(message.host for message in answers.several(5)) == list(range(5))
+        tree.send(Message("some", 5), hosts=[3])
+        assert answers.next().host == 3
+        for numbers in ([1], [2]):  # the least of all is told, though others could not join
+            tree.send(Message("progress", 5, head={"numbers": numbers}), hosts=range(5))
+            assert answers.next().progress == tuple(numbers)
+        hosts[3].agent.close()
+        assert answers.lost(1).keys() == {3}
+        tree.send(Message("hello", 5))
+        assert sorted(message.host for message in answers.several(4)) == [0, 1, 2, 4]
+    with pytest.raises(MonarchError, match="the hosts are detached"):
+        tree.join("127.0.0.1:1")

@@ -27,6 +27,8 @@ from monarch.runtime.shared.window import RESULTS_BYTES
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 MESH = MeshSpec.of(a=2, b=2)
 
 
@@ -50,6 +52,7 @@ def test_it_is_an_executor(executor: MeshExecutor) -> None:
     assert handle.type == whole((2,))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     "layout",
     [
@@ -212,6 +215,7 @@ def test_small_results_are_read_without_a_command() -> None:
         assert fetches(3, 0, rows[:1] + 1) == fetches(3, 3, rows[3:] + 1) == 0
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize(
     "type_",
     [

@@ -14,6 +14,8 @@ from monarch.runtime.controller.executor import MeshExecutor
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import WAYS, executor_on
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 MESH = MeshSpec.of(a=2, b=3)
 COLLECTIVES: dict[str, tuple[Any, ...]] = {
     "all_reduce": (["a", "b"], "sum"),

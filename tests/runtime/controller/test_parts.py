@@ -22,6 +22,8 @@ from tests.runtime.building import Building, each, op_on_each, whole
 from tests.runtime.collectives.loopback import WAYS, executor_on
 from tests.runtime.stopping import stop
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 MESH = MeshSpec.of(a=2, b=3)
 ALL = Shape.of(MESH.sizes)
 SHAPES = {
@@ -98,6 +100,7 @@ class Trained:
             assert [float(value) for value in self.on.shards(loss)] == [expected] * self.on.mesh.workers
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_collectives_of_a_part_are_of_its_workers(executor: MeshExecutor, shape: Shape) -> None:
     part = executor.over(shape)
@@ -228,6 +231,7 @@ def notice(trained: Trained) -> None:
             trained.on.wait(trained.on.put(torch.zeros(2), whole((2,))))
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["local", "hosts"])
 def test_a_mesh_heals_with_what_its_parts_hold(where: str) -> None:
     with executor_on(where, MESH) as executor:

@@ -25,6 +25,8 @@ from tests.runtime.controller.test_parts import training
 from tests.runtime.controller.test_transfers import joined
 from tests.runtime.stopping import stop, until
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 MESH = MeshSpec.of(a=2, b=2)
 
 

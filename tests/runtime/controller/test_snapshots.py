@@ -18,6 +18,8 @@ from monarch.runtime.controller.executor import MeshExecutor
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 
+pytestmark = pytest.mark.sample(1, of="executor")
+
 MESH = MeshSpec.of(a=2, b=2)
 W = each(MESH, (4, 6))
 R = whole((4,))
@@ -104,6 +106,7 @@ def kill(executor: MeshExecutor, *ranks: int) -> None:
         os.kill(pids[rank], signal.SIGKILL)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("every", "late"), [(1, 0), (3, 0), (5, 7), (100, 3)])
 def test_a_loop_goes_on_with_the_same_bits(executor: MeshExecutor, every: int, late: int) -> None:
     loop = Loop(executor, late)

@@ -17,9 +17,14 @@ from monarch.compiler.blocks import whole_of
 from monarch.compiler.mesh import NDSlice, Shape
 from monarch.compiler.plan import DeviceMeshError, Layout, MeshSpec, Part, Plan, TensorType, Transfer
 from monarch.compiler.plan.check_parts import wrong_parts
+from monarch.runtime.controller.connection import LocalConnection
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.worker.faults import Kind
 from tests.runtime.building import Building
 from tests.runtime.collectives.loopback import executor_on
+from tests.runtime.stopping import stopped
+
+pytestmark = pytest.mark.sample(1, of="executor")
 
 ROOT = MeshSpec.of(w=6)
 
@@ -195,6 +200,7 @@ def test_programs_on_one_part_take_what_a_step_over_both_gave(executor: MeshExec
     run.check()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["local", "hosts"])
 def test_a_mesh_that_loses_a_worker_of_a_part_goes_on(where: str) -> None:
     with executor_on(where, ROOT) as executor:
@@ -228,3 +234,128 @@ def test_each_part_is_measured_as_a_plan_of_its_own(executor: MeshExecutor) -> N
         for span in step.spans
     }
     assert {"send", "recv", "commit"} <= ops
+
+
+# -- parts that only send ----------------------------------------------------------------------------------------------
+
+LARGE = TensorType(torch.float32, (9_000_000,), Layout((("data",),)))
+"""Of which a worker has more than its slots hold."""
+
+
+class Handing:
+    """The first part has a value, and counts it up in place; a plan hands it to the second, which keeps it."""
+
+    def __init__(self, executor: MeshExecutor, type_: TensorType = LARGE) -> None:
+        mesh = MeshSpec.of(data=3)
+        self.executor, self.type = executor, type_
+        self.on = [executor.over(place) for place in STAGES]
+        first, second, counting = Building(mesh), Building(mesh), Building(mesh)
+        first.call("send", first.input(type_, "state", "v"), 0)
+        first.call("commit")
+        state = second.input(type_, "state", "w", donate=True)
+        got = second.call("recv", 0, list(type_.local_shape(mesh)), torch.float32)
+        second.call("commit")
+        second.output(second.call("aten.copy_.default", state, got), type_, "state", "w")
+        self.plan = joined([("a", STAGES[0], first), ("b", STAGES[1], second)], [(0, 1, type_, type_)])
+        assert wrong_parts(self.plan) is None and self.plan.senders == {0}
+        counted = counting.input(type_, "state", "v", donate=True)
+        counting.call("commit")
+        counting.output(counting.call("aten.add_.Scalar", counted, 1), type_, "state", "v")
+        self.counting = counting.plan()
+        self.value: Any = self.on[0].put(torch.zeros(type_.shape), type_)
+        self.kept: Any = self.on[1].put(torch.zeros(type_.shape), type_)
+
+    def count(self) -> None:
+        [self.value] = self.on[0].run(self.counting, [self.value])
+
+    def hand(self) -> None:
+        [self.kept] = self.executor.run(self.plan, [self.value, self.kept])
+
+    def check(self, kept: float) -> None:
+        got = whole_of(self.on[1].shards(self.kept), self.type, self.on[1].mesh)
+        assert got.eq(kept).all(), (got.min(), got.max())
+
+
+def workers_of(executor: MeshExecutor, part: int) -> list[int]:
+    """The part's processes."""
+    return [executor.worker_pids()[rank] for rank in STAGES[part].ranks()]
+
+
+@pytest.mark.parametrize("type_", [W, LARGE], ids=["small", "large"])
+def test_a_part_that_only_sends_goes_on_and_what_it_overwrites_is_sent_as_it_was(
+    executor: MeshExecutor, type_: TensorType
+) -> None:
+    run = Handing(executor, type_)
+    run.count()
+    run.hand()
+    run.check(1)
+    with stopped(*workers_of(executor, 1)):
+        run.count()
+        run.hand()
+        run.count()
+        run.count()
+        if isinstance(executor._connection, LocalConnection):  # hosts say only how far all workers are
+            run.on[0].wait(run.value)
+    run.check(2)
+    run.count()
+    run.hand()
+    run.hand()
+    run.check(5)
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("type_", [W, LARGE], ids=["small", "large"])
+def test_a_failure_on_either_side_leaves_the_receivers_state(
+    executor: MeshExecutor, type_: TensorType, failing: int
+) -> None:
+    run = Handing(executor, type_)
+    run.count()
+    run.hand()
+    run.count()
+    executor.inject(next(iter(STAGES[failing].ranks())), Kind.FAIL, 10**6, 0)
+    run.hand()
+    run.count()
+    with pytest.raises(DeviceMeshError, match="InjectedError"):
+        run.on[1].wait(run.kept)
+    run.kept = run.on[1].recover(run.kept)
+    run.check(1)
+    run.hand()
+    run.check(3)
+
+
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("where", ["local", "hosts"])
+@pytest.mark.parametrize("snapshots", [False, True])
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_step_that_only_its_senders_have_done_where_a_worker_dies(
+    where: str, snapshots: bool, overwritten: bool
+) -> None:
+    with executor_on(where, ROOT) as executor:
+        if snapshots:
+            executor.snapshots(2, 1)
+        run = Handing(executor, LARGE if snapshots else TensorType(torch.float32, (4,)))
+        run.count()
+        run.hand()
+        run.check(1)
+        pids = workers_of(executor, 1)
+        with stopped(*pids):
+            run.count()
+            run.hand()
+            if overwritten:
+                run.count()
+                if where == "local" and not snapshots:  # which all workers take together
+                    run.on[0].wait(run.value)
+            os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(DeviceMeshError, match="was killed by SIGKILL"):
+            run.on[1].wait(run.on[1].put(torch.zeros(4), TensorType(torch.float32, (4,))))
+        executor.heal([("v", run.value), ("w", run.kept)])
+        missed = overwritten and not snapshots
+        try:
+            run.check(2)
+            assert not missed or where == "hosts"  # where nobody has waited for the senders
+        except DeviceMeshError as error:
+            assert missed and "the values that it sends are not there any more" in str(error)
+            run.kept = run.on[1].recover(run.kept)
+            run.check(1)
+        run.hand()
+        run.check(2 + overwritten)

@@ -100,6 +100,7 @@ def chain(worker: Meetings, group: Group, op: Any, source: Flat, target: Flat) -
     reduce_in_chain(worker, group, op, source, Results(group, target))
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("hosts", "each"), [(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1), (4, 2)])
 @pytest.mark.parametrize("length", [1, 3, 1000, 70_001, 2_000_000])
 def test_every_algorithm_adds_in_the_groups_order(hosts: int, each: int, length: int) -> None:

@@ -112,6 +112,7 @@ def started(source: str) -> subprocess.Popen[str]:
     return python.Popen("-c", code, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_program_ends_while_its_children_live(form: str) -> None:
     process = started(FORMS[form])
@@ -161,6 +162,7 @@ def test_a_stopped_warm_parent_goes_on_where_it_is_waited_for() -> None:
     assert out == "True True\n" and process.returncode == 0
 
 
+@pytest.mark.sample()
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("what", ["mesh", "actors"])
 def test_exit_handlers_of_the_program_can_use_its_meshes(what: str, when: str) -> None:

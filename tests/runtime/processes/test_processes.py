@@ -69,6 +69,7 @@ def keep_busy(executor: MeshExecutor, calls: int = 3000) -> Handle:
     return handle
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("workers", [2, 6])
 def test_a_killed_worker_fails_everything_and_hangs_nothing(workers: int) -> None:
     mesh = MeshSpec.of(data=workers)
@@ -409,9 +410,9 @@ def test_too_little_memory_for_the_workers_or_a_value(monkeypatch: pytest.Monkey
 
 
 def test_many_workers_on_few_cores() -> None:
-    with MeshExecutor(MeshSpec.of(w=48)) as executor:
+    with MeshExecutor(MeshSpec.of(w=24)) as executor:
         handle = all_reduces(executor, 5)
-        assert all(bool((shard == 1).all()) for shard in executor.shards(handle, [0, 17, 47]))
+        assert all(bool((shard == 1).all()) for shard in executor.shards(handle, [0, 17, 23]))
 
 
 def test_processes_can_fork_and_compute_where_libraries_have_threads() -> None:

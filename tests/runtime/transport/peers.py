@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from monarch.runtime.shared import futex
-from monarch.runtime.transport import process_vm
+from monarch.runtime.transport import process_vm, stream
 from monarch.runtime.transport.endpoint import Endpoint, Registration
 from monarch.runtime.transport.interface import AccessRefused, Address, Region, Signal
 from monarch.runtime.transport.stream import StreamLink
@@ -43,8 +43,9 @@ def nothing() -> None:
 class Way:
     """`transport` is what both sides use; with `tls` under certificates; with `file` memory is registered with the
     memfd that holds it; with `staged` processes cannot reach each other's memory; `library` is the one that verbs are
-    called through. With `gpu` peers register memory of GPUs, but for words: of a stand-in ("stand-in"), which is in
-    `folder`, or real ones ("real"). `missing` says why it cannot be tried here."""
+    called through; with `rounds` a peer's I/O thread reads so often at most before others have their turn. With `gpu`
+    peers register memory of GPUs, but for words: of a stand-in ("stand-in"), which is in `folder`, or real ones
+    ("real"). `missing` says why it cannot be tried here."""
 
     name: str
     transport: str
@@ -52,6 +53,7 @@ class Way:
     file: bool = False
     staged: bool = False
     library: str = ""
+    rounds: int = 0
     gpu: str = ""
     missing: Callable[[], str | None] = nothing
     folder: Path | None = None
@@ -204,6 +206,10 @@ class Server:
     def __init__(self, way: Way) -> None:
         if way.staged:
             process_vm.probe = lambda pid, address, expected: "not permitted in this test"
+        if way.library:
+            adapter.LIBRARIES = (way.library,)
+        if way.rounds:
+            stream.ROUNDS = way.rounds
         way.begin()
         self.way = way
         self.lost: list[str] = []
@@ -361,8 +367,9 @@ class Peer:
     """Another process, as this one sees it: `peer.register(16)` runs `Server.register(16)` there."""
 
     def __init__(self, way: Way) -> None:
-        # CUDA does not survive a fork of a process that has used it: a third one, which has not, forks the peers.
-        context: Any = multiprocessing.get_context("forkserver" if way.gpu else "fork")
+        # A third process forks the peers: it has not used CUDA, which does not survive a fork, and it is small, so that
+        # a fork takes milliseconds.
+        context: Any = multiprocessing.get_context("forkserver")
         self._pipe, there = context.Pipe()
         self._process = context.Process(target=_serve, args=(there, replace(way, missing=nothing)), daemon=True)
         self._process.start()

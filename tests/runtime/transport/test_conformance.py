@@ -14,7 +14,7 @@ from monarch.runtime.transport import stream
 from monarch.runtime.transport.endpoint import Endpoint
 from monarch.runtime.transport.interface import AccessRefused, LinkLost, Region, Signal
 from monarch.runtime.transport.stream import StreamLink
-from tests.runtime.transport.peers import PATIENCE, Block, Peer, Way, peers
+from tests.runtime.transport.peers import PATIENCE, WAYS, Block, Peer, Way, peers
 
 BEYOND_A_CHUNK = (9 << 20) + 5
 
@@ -26,6 +26,7 @@ def wrong(region: Region) -> Region:
 # -- bytes -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(len(WAYS))
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 65_537, BEYOND_A_CHUNK])
 def test_what_is_put_is_there_and_nothing_else_is_changed(link: StreamLink, peer: Peer, size: int) -> None:
     region = peer.register(size + 16, 0xEE)
@@ -34,6 +35,7 @@ def test_what_is_put_is_there_and_nothing_else_is_changed(link: StreamLink, peer
     assert peer.read(region.number) == b"\xee" * 3 + data + b"\xee" * 13
 
 
+@pytest.mark.sample(len(WAYS))
 @pytest.mark.parametrize("size", [0, 1, 7, 4096, 65_537, BEYOND_A_CHUNK])
 def test_what_is_got_is_what_is_there(link: StreamLink, peer: Peer, size: int) -> None:
     region = peer.register(size + 16)
@@ -97,7 +99,7 @@ def test_more_in_flight_than_are_kept_at_once(link: StreamLink, peer: Peer, monk
 def test_a_turn_of_reading_ends_and_goes_on(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
     """The I/O thread reads a little at a time, in both processes: nothing stays behind in a buffer."""
     monkeypatch.setattr(stream, "ROUNDS", 1)
-    with peers(way) as (peer,), way.endpoint() as endpoint:
+    with peers(replace(way, rounds=1)) as (peer,), way.endpoint() as endpoint:
         region = peer.register(1 << 20)
         link = endpoint.connect(peer.address(), timeout=PATIENCE)
         for size in (1, 16_000, 16_384, 16_385, 100_001):
@@ -139,6 +141,7 @@ def test_the_peer_uses_the_same_link_back(way: Way, endpoint: Endpoint, link: St
 # -- signals -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sample(len(WAYS))
 @pytest.mark.parametrize("size", [0, 1, 1000, 100_000, BEYOND_A_CHUNK])
 def test_the_payload_is_there_when_the_word_is(link: StreamLink, peer: Peer, size: int) -> None:
     words = peer.words(64)
@@ -246,6 +249,7 @@ def test_a_wrong_key_is_refused_and_the_link_goes_on(link: StreamLink, peer: Pee
     assert peer.read(region.number, 0, 5) == b"right"
 
 
+@pytest.mark.sample(len(WAYS))
 @pytest.mark.parametrize("size", [0, 7, 100_000])
 def test_a_put_whose_signal_is_refused_writes_nothing(link: StreamLink, peer: Peer, size: int) -> None:
     region, words = peer.register(100_000, 0xEE), peer.words(64, 0xEE)
@@ -438,7 +442,8 @@ def test_what_was_posted_before_closing_arrives(way: Way, peer: Peer) -> None:
     assert peer.errors() and "the peer closed it" in peer.errors()[0]
 
 
-def test_a_closed_endpoint_ends_what_is_under_way(way: Way, peer: Peer) -> None:
+def test_a_closed_endpoint_ends_what_is_under_way(way: Way, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "_CLOSING", 0.1)  # what it waits for a peer that is stopped
     endpoint = way.endpoint()
     address = peer.address()
     region = peer.words(8)

@@ -228,6 +228,7 @@ def test_garbage_is_dropped(served: Endpoint, kind: str, caplog: pytest.LogCaptu
     still_serves(served)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["local", "tcp"])
 def test_ten_thousand_random_strings_get_nowhere(served: Endpoint, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "monarch.transport")

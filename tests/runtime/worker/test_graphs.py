@@ -286,6 +286,7 @@ LOOKS_UP = """graph @look on mesh<data=1> {
 }"""
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("when", range(5))
 def test_a_step_that_fails(machine: Machine, when: int) -> None:
     """While all runs as it is, while it is recorded, and while it is replayed: state stays, and the next steps are

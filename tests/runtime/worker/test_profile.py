@@ -317,6 +317,7 @@ def test_a_failed_step_is_in_the_trace_and_fails_as_ever() -> None:
     assert [step.failed for step in trace.steps if step.plan == 1] == [False] * 6
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("where", ["local", "hosts"])
 def test_what_ran_before_a_worker_died_is_not_lost(where: str) -> None:
     with executor_on(where, MESH) as executor:

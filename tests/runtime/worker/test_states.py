@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot, Source
 from monarch.compiler.plan.options import CompileOptions
+from monarch.runtime.collectives.sending import Sending
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import memory, wire
@@ -21,6 +22,7 @@ from monarch.runtime.shared.blocks import Flat, cut, rounds
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.ring import Full, Space
 from monarch.runtime.shared.signals import Aborted
+from monarch.runtime.shared.window import Geometry, Window
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.device import gpu
 from monarch.runtime.worker.frame import Frame
@@ -30,6 +32,7 @@ from monarch.runtime.worker.tracing import Tracer
 from tests.runtime.building import Building, whole
 
 MESH = MeshSpec.of(a=2, b=2)
+GEOMETRY = Geometry.of(4)
 
 # -- a worker ------------------------------------------------------------------------------------------------------
 
@@ -45,6 +48,7 @@ class Alone:
     me = 2
     ranks = range(4)
     mirror = None
+    sending = Sending(Window(GEOMETRY, Window.create(GEOMETRY)), 2, None)
 
     @property
     def at(self) -> Alone:

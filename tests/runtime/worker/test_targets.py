@@ -118,6 +118,7 @@ def train(target: str, mesh: Mesh) -> list[float]:
     return [step(x, labels).item() for _ in range(4)]
 
 
+@pytest.mark.full
 def test_training_with_generated_kernels_and_collectives(gpus: None) -> None:
     with Mesh(data=2) as mesh:
         losses = train("cuda:90", mesh)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +13,14 @@ import torch
 
 import monarch
 from monarch.stdlib.checkpoints import places
+from tests import python
 from tests.sample import is_full
 
 
 @contextmanager
 def crashing(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "tests.stdlib.checkpoints.crashing", str(folder)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    pipe = subprocess.PIPE
+    with python.Popen("-m", "tests.stdlib.checkpoints.crashing", folder, stdin=pipe, stdout=pipe, text=True) as process:
         yield process
         assert process.stdin is not None
         process.stdin.close()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import LayoutError
+from tests import python
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -146,9 +145,9 @@ SPMD = """
 
 
 def test_training_by_fsdp2_goes_on_here(tmp_path: Path) -> None:
-    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(SPMD)]
-    processes = [subprocess.Popen([*command, str(rank), str(tmp_path)], env=environment) for rank in range(2)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+    program = textwrap.dedent(SPMD)
+    processes = [python.Popen("-c", program, rank, tmp_path, env=environment) for rank in range(2)]
     assert [process.wait(150) for process in processes] == [0, 0]
     mesh = Mesh(a=3)
     model = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))

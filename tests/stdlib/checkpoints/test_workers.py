@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch.nn import functional as F
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import CheckpointError, DeviceMeshError
+from tests import python
 
 BATCH = torch.randn(6, 10), torch.randint(7, (6,))
 
@@ -156,7 +156,7 @@ def test_a_mesh_is_closed_behind_what_it_saves_and_a_program_ends_behind_it(tmp_
             x = monarch.distribute(torch.arange(2.0**20), mesh, "[@data]")
             monarch.save({"x": x}, sys.argv[1])
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "c"], check=True, timeout=120)
+    python.run("-c", textwrap.dedent(script), tmp_path / "c", check=True, timeout=120)
     into = {"x": torch.zeros(2**20)}
     assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.arange(2.0**20))
 
@@ -174,7 +174,7 @@ def test_a_program_that_is_killed_while_it_saves_leaves_the_former_checkpoint(
         monarch.save({"x": x * 2}, sys.argv[1])
         os.kill(os.getpid(), signal.SIGKILL)
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), tmp_path / "c"], timeout=120)
+    done = python.run("-c", textwrap.dedent(script), tmp_path / "c", timeout=120)
     assert done.returncode == -signal.SIGKILL
     assert sorted(each.name for each in tmp_path.iterdir()) == [".c.saving", "c"]
     into = {"x": torch.zeros(8)}
@@ -183,3 +183,32 @@ def test_a_program_that_is_killed_while_it_saves_leaves_the_former_checkpoint(
     monarch.save({"x": torch.ones(8)}, tmp_path / "c").result()
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
     assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.ones(8))
+
+
+def test_a_checkpoint_that_another_thread_saves_is_of_one_moment(tmp_path: Path) -> None:
+    with Mesh(data=2) as mesh:
+        counts = {str(number): monarch.distribute(torch.zeros(64), mesh, "[@data]") for number in range(20)}
+
+        @monarch.program(mesh=mesh)
+        def step() -> None:
+            for count in counts.values():
+                count.add_(1)
+
+        failed: list[BaseException] = []
+
+        def save() -> None:
+            try:
+                for number in range(8):
+                    monarch.save(counts, tmp_path / str(number)).result()
+            except BaseException as error:
+                failed.append(error)
+
+        saving = threading.Thread(target=save)
+        saving.start()
+        while saving.is_alive():
+            step()
+        assert not failed
+        for number in range(8):
+            found = {name: monarch.distribute(torch.zeros(64), mesh, "[@data]") for name in counts}
+            monarch.load(tmp_path / str(number), found)
+            assert len({tensor.full_tensor()[0].item() for tensor in found.values()}) == 1

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import monarch
-from monarch.job import JobState, JobTrait, LocalJob, ProcessJob, job_load, job_loads
+import monarch.telemetry
+from monarch.compiler.mesh import Shape
+from monarch.job import JobState, JobTrait, LocalJob, ProcessJob, TelemetryConfig, job_load, job_loads, shell
+from monarch.runtime.actors.meshes import HostMesh
 from tests import python
 
 WAIT = 60.0
@@ -36,8 +40,16 @@ def variable(name: str) -> str | None:
     return os.environ.get(name)
 
 
-def test_a_file_remembers_a_job_and_whoever_asks_for_the_same_gets_its_hosts(tmp_path: Path) -> None:
+@pytest.fixture
+def path(tmp_path: Path) -> Iterator[Path]:
+    """The file of a job, whose hosts end with the test."""
     path = tmp_path / "jobs" / "state.pkl"
+    yield path
+    if path.exists():
+        job_load(path).kill()
+
+
+def test_a_file_remembers_a_job_and_whoever_asks_for_the_same_gets_its_hosts(path: Path) -> None:
     first, *pids = run(str(path))
     assert path.stat().st_mode & 0o777 == 0o600
     again = ProcessJob({"trainers": 1, "loaders": 1}, env={"MONARCH_TEST_JOB": "set"})
@@ -48,11 +60,9 @@ def test_a_file_remembers_a_job_and_whoever_asks_for_the_same_gets_its_hosts(tmp
     for hosts in (state.trainers, state.loaders):
         hosts.stop().get(WAIT)
     other = ProcessJob({"trainers": 1})
-    try:
-        assert other.state(path).trainers.extent == {"hosts": 1}
-        assert other.apply_id != first and not any(Path(f"/proc/{pid}").exists() for pid in pids)
-    finally:
-        other.kill()
+    assert other.state(path).trainers.extent == {"hosts": 1}
+    assert other.apply_id != first and not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    other.kill()
     assert not other.active and not job_load(path).can_run(other)
 
 
@@ -64,10 +74,12 @@ def test_a_job_that_no_file_remembers_ends_with_its_program() -> None:
 def test_a_host_that_does_not_start_says_why(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nprint('no luck today', flush=True)\nos._exit(3)\n")
     job = ProcessJob({"trainers": 1}, env={"PYTHONPATH": str(tmp_path)})
-    with pytest.raises(monarch.MonarchError, match="host 0 of the job has ended") as raised:
-        job.state(None)
+    try:
+        with pytest.raises(monarch.MonarchError, match="host 0 of the job has ended") as raised:
+            job.state(None)
+    finally:
+        job.kill()
     assert "no luck today" in str(raised.value)
-    job.kill()
 
 
 def test_a_local_job_is_this_machine() -> None:
@@ -76,7 +88,32 @@ def test_a_local_job_is_this_machine() -> None:
     assert state.trainers.addresses == state.loaders.addresses == ("",)
     with pytest.raises(AttributeError, match="the job has no mesh 'others': it has loaders, trainers"):
         _ = state.others
-    assert not job.can_run(job)
+    assert list(state.meshes()) == ["trainers", "loaders"] and dict(state.meshes())["loaders"] is state.loaders
+    assert job.can_run(LocalJob(["trainers", "loaders"])) and not job.can_run(LocalJob())
+
+
+def test_a_shell_is_on_one_host() -> None:
+    with pytest.raises(monarch.MonarchError, match="a shell runs on one host, and this mesh has 2"):
+        shell(HostMesh(Shape.of({"hosts": 2}), None, None))
+
+
+def test_a_job_starts_telemetry_with_its_state(tmp_path: Path) -> None:
+    job = LocalJob().enable_telemetry(retention_secs=60)
+    job.dump(tmp_path / "state")
+    with pytest.raises(monarch.MonarchError, match="telemetry is off"):
+        monarch.telemetry.query("SELECT 1")
+    job_load(tmp_path / "state").state(None)  # another program's own choice
+    with pytest.raises(monarch.MonarchError, match="telemetry is off"):
+        monarch.telemetry.query("SELECT 1")
+    job.state(None)
+    try:
+        assert monarch.telemetry.query("SELECT 1 AS one").to_pylist() == [{"one": 1}]
+        job.state(None)
+    finally:
+        monarch.telemetry.stop()
+    config = TelemetryConfig(prometheus=str(tmp_path / "no" / "file"))
+    with pytest.raises(monarch.MonarchError, match="no/file"):
+        LocalJob().enable_telemetry(config).state(None)
 
 
 class Counted(JobTrait):

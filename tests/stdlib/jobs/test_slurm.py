@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import monarch
+from monarch.actor import this_host
 from monarch.job import SlurmJob
 from monarch.stdlib.jobs import slurm
 
@@ -105,6 +106,8 @@ def test_the_nodes_of_a_job_are_hosts_with_certificates_of_their_own(cluster: Pa
         mine.kill()
     assert (cluster / "cancelled").read_text() == "77\n" and not folder.exists()
     assert not remembered.can_run(mine)
+    with this_host().spawn_procs().activate():  # the certificates are gone, and no harm is done
+        assert monarch.remote(node).call().get(WAIT).item() is None
 
 
 def test_what_slurm_refuses_is_an_error_and_leaves_nothing(cluster: Path, tmp_path: Path) -> None:

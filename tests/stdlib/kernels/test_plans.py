@@ -120,7 +120,7 @@ def _interpreted(call: TemplateSite) -> Any:
     return run
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("half", [False, True], ids=["f32", "bf16"])
 def test_a_training_step_with_templates_is_eagers(half: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     eager = traced(tmp_path, half)
@@ -224,7 +224,7 @@ def test_the_arguments_of_an_instruction() -> None:
     check_binaries(plan, lambda text: pytest.fail(text))
 
 
-@pytest.mark.sample(1)
+@pytest.mark.full
 @pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
 def test_the_demos_products_compiled(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the plan would run them, at the demo's width: on matrix units, with nothing spilled from registers."""

@@ -47,11 +47,28 @@ def test_1f1b_holds_activations_of_a_microbatch_less_at_each_stage_and_gpipe_tho
     assert four[0] - four[1] == KEPT  # stage 1 holds one more than stage 2
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("schedule", "bubble"), [("1f1b", "42.9%"), ("zero-bubble", "20.0%")])
 def test_a_plan_names_its_schedule_and_fits_together(schedule: str, bubble: str) -> None:
     found = inspected(schedule, 4)
     assert wrong_parts(found.plan) is None
     assert f"{schedule}: 4 stages, 4 microbatches, {bubble} bubble; activations of 4, " in repr(found)
+
+
+def test_the_report_says_where_microbatches_wait_for_one_another_and_what_it_costs() -> None:
+    layers = [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6)]
+    pipe = pipeline(nn.Sequential(*layers), Mesh.abstract(pipe=2), microbatches=4, split_at=["2"], layouts={})
+
+    @monarch.program
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+    x = torch.zeros(8, 6)
+    facts = step.inspect(x, x).plan.costs["schedule"]
+    assert facts["barriers"] == [[0, "batch_norm"]] and facts["held"] == [4, 4]
+    # Half of the first stage, for all four; then the other half and the second stage, for all four.
+    assert facts["bubble"] == pytest.approx(1 - 2 * 4 / (2 * (0.5 * 4 + 1.5 + 3)))
+    assert schedule_text(facts).endswith("; all 4 wait for one another in batch_norm (stage 0)")
 
 
 @pytest.mark.parametrize("facts", [None, {}, {"bubble": "0"}, [1]])

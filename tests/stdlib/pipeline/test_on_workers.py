@@ -46,6 +46,7 @@ def training(pipe: Pipeline, optimizer: torch.optim.Optimizer) -> Any:
     return step
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("name", "schedule", "virtual"),
     [

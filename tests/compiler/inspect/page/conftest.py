@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,22 +26,30 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="session")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The pages of plans of 10, about 800 and 24,000 values (20,000 of them ops)."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Gives the page of a plan of 10, about 800 or 24,000 values (20,000 of them ops), written when it is first asked
+    for."""
     folder = tmp_path_factory.mktemp("pages")
-    small, middle, large = small_plan(), training_plan(7), training_plan(216)
-    pages = {
-        "small": html_of(small, title="A small plan"),
-        "middle": html_of(middle, trace=trace_of(middle), against=training_plan(7, reduce_at_once=True)),
-        "large": html_of(large),
-    }
-    for name, text in pages.items():
-        (folder / f"{name}.html").write_text(text)
-    return {name: folder / f"{name}.html" for name in pages}
+
+    @cache
+    def written(name: str) -> Path:
+        match name:
+            case "small":
+                text = html_of(small_plan(), title="A small plan")
+            case "middle":
+                middle = training_plan(7)
+                text = html_of(middle, trace=trace_of(middle), against=training_plan(7, reduce_at_once=True))
+            case _:
+                text = html_of(training_plan(216))
+        file = folder / f"{name}.html"
+        file.write_text(text)
+        return file
+
+    return written
 
 
 @pytest.fixture
-def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
+def open_page(browser: Browser, files: Callable[[str], Path]) -> Iterator[Open]:
     """`open_page("small", fragment=GRAPH, width=1280, height=800, theme="light")`; a Path is opened as it is."""
     said: list[str] = []
     pages: list[Page] = []
@@ -55,7 +64,7 @@ def open_page(browser: Browser, files: dict[str, Path]) -> Iterator[Open]:
     ) -> Page:
         page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=theme)  # type: ignore[arg-type]
         pages.append(page)
-        address = (files[name] if isinstance(name, str) else name).as_uri()
+        address = (files(name) if isinstance(name, str) else name).as_uri()
         page.on("console", lambda message: said.append(f"{message.type}: {message.text}"))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda asked: asked.url.split("#")[0] != address and said.append(f"asked for {asked.url}"))

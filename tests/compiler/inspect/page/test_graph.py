@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.sync_api import expect
 
 from monarch.compiler.inspect.page import page as html_of
@@ -97,6 +98,7 @@ def test_edges_say_types_and_collectives_stand_out(open_page: Open) -> None:
     expect(page.locator(".legend")).to_contain_text("data, model")
 
 
+@pytest.mark.full
 def test_a_large_plan_is_laid_out_a_view_at_a_time(open_page: Open) -> None:
     page = open_page("large")
     assert page.locator("[data-value], [data-group]").count() < 100

@@ -29,6 +29,7 @@ def opened(browser: Browser, file: Path, size: tuple[int, int]) -> Page:
     return page
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_every_view_fits_its_screen(browser: Browser, file: Path, size: tuple[int, int]) -> None:
     page = opened(browser, file, size)
@@ -40,6 +41,7 @@ def test_every_view_fits_its_screen(browser: Browser, file: Path, size: tuple[in
     assert {view: found for view, found in wrong.items() if found} == {}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("size", SIZES)
 def test_the_graph_with_all_groups_closed_can_be_read(browser: Browser, file: Path, size: tuple[int, int]) -> None:
     page = opened(browser, file, size)

@@ -159,6 +159,7 @@ def test_the_fragment_leads_back_to_what_was_shown(open_page: Open) -> None:
     expect(again.get_by_role("button", name="Worker 2")).to_have_attribute("aria-pressed", "true")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("fragment", ["#view=nonsense&value=nothing", "#worker=9,9&dim=x", "#group=__proto__", "#%"])
 def test_a_fragment_that_leads_nowhere_is_ignored(open_page: Open, fragment: str) -> None:
     page = open_page("small", fragment)
@@ -175,6 +176,7 @@ def test_the_theme_is_the_systems_until_it_is_changed(open_page: Open, theme: st
     assert page.evaluate(ground) == (dark if theme == "light" else light)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("width", "height"), [(1920, 1080), (1280, 800), (700, 500), (400, 800)])
 def test_nothing_is_wider_than_the_window(open_page: Open, width: int, height: int) -> None:
     page = open_page("middle", "#value=mm_3", width=width, height=height)

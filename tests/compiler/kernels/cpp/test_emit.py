@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.kernels.cpp import emit as emitting
-from monarch.compiler.kernels.cpp.emit import emit
+from monarch.compiler.kernels.cpp.emit import emit, origin, sized, symbol
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.ir import Kernel, may_overwrite
 from monarch.compiler.loops.text import parse_kernel, print_kernel
@@ -20,13 +21,15 @@ from tests.compiler.kernels.cpp.built import bound, build_all, run
 from tests.compiler.kernels.strategies import kernels
 from tests.sample import examples
 
+SIZED = [replace(case, kernel=replace(case.kernel, sized=True)) for case in (*cases(), *sums())[::12]]
+
 
 @pytest.fixture(scope="module")
 def path() -> Iterator[Path]:
     """All cases, built so that the smallest loops are worth several threads."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(emitting, "_LEAST_WORK", 8)
-        yield build_all([case.kernel for case in (*cases(), *sums())])
+        yield build_all([*(case.kernel for case in (*cases(), *sums())), *(case.kernel for case in SIZED)])
 
 
 @pytest.mark.parametrize("case", (*cases(), *sums()), ids=str)
@@ -49,6 +52,28 @@ def test_a_kernel_computes_what_the_ir_says(path: Path, case: Case) -> None:
         for output, operand in enumerate(case.over):
             assert torch.equal(results[output], found[output])
             assert operand < 0 or results[output] is held[operand]
+
+
+@pytest.mark.parametrize("case", SIZED, ids=str)
+def test_a_kernel_that_takes_its_sizes(path: Path, case: Case) -> None:
+    assert parse_kernel(print_kernel(case.kernel)) == case.kernel
+    tensors = case.tensors()
+    if case.fails:
+        with pytest.raises(IndexError, match="out of range"):
+            run(path, case.kernel, tensors)
+        return
+    for threads in (1, 3):
+        check_results(case.kernel, tensors, run(path, case.kernel, tensors, threads), case.tolerance)
+
+
+def test_kernels_of_other_sizes_are_one_function() -> None:
+    text = "sized kernel norm(a0: f32[{0}, 64], a1: f32[{0}]) -> (b0: f32[{0}])\nnest [{0} | 64] {{\n"
+    text += "%0 = load a0 [64, 1]\n%1 = reduce sum %0\n%2 = load a1 [1, 0]\n%3 = add f32(%1, %2)\n"
+    text += "%4 = store b0 [1, 0] %3\n}}\n"
+    few, many = (parse_kernel(text.format(rows)) for rows in (5, 4000))
+    assert emit([few]) == emit([many]) and symbol(few) == symbol(many) and origin([few]) == origin([many])
+    assert sized(few).numbers != sized(many).numbers
+    assert origin([few]) != origin([replace(few, sized=False)])
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -95,7 +95,7 @@ def program(accepted: list[Kernel]) -> str:
         for noise in (0, 2):
             for threads in (1, 3):
                 places = ", ".join(_filled(buffer, noise) for buffer in buffers)
-                calls.append(f"    {{ void* p[] = {{{places}}}; {symbol(kernel)}(p, {threads});")
+                calls.append(f"    {{ void* p[] = {{{places}}}; {symbol(kernel)}(p, {threads}, nullptr);")
                 calls.append(f"      for (int i = 0; i < {len(buffers)}; ++i) free(p[i]); }}")
     return emit(accepted) + MAIN + "int main() {\n" + "\n".join(calls) + '\n    puts("done");\n}\n'
 

@@ -14,7 +14,7 @@ from tests.compiler.kernels.strategies import kernels
 from tests.compiler.kernels.triton.emitted import launch_all
 
 
-@pytest.mark.sample(120)
+@pytest.mark.sample(80)
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_a_kernel_computes_what_the_ir_says(case: Case) -> None:
     tensors = case.tensors()

@@ -20,6 +20,7 @@ sys.stdin.readline()
 """
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("how", ["its end", "SIGKILL"])
 def test_agents_end_with_their_launcher(how: str) -> None:
     process = python.Popen("-c", LAUNCH, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -47,7 +47,8 @@ def has_ended(process: int) -> bool:
     return bool(select.select([process], [], [], 60)[0])
 
 
-@pytest.mark.parametrize("trusted_network", [False, pytest.param(True, marks=pytest.mark.full)], ids=["TLS", "token"])
+@pytest.mark.full
+@pytest.mark.parametrize("trusted_network", [False, True], ids=["TLS", "token"])
 def test_programs_run_on_launched_hosts_and_these_end_with_their_block(launch: Launch, trusted_network: bool) -> None:
     x = torch.arange(32.0).view(8, 4)
     with launch(2, trusted_network=trusted_network) as hosts:
@@ -101,19 +102,20 @@ def test_hosts_know_the_ops_of_what_they_import_run_actors_and_have_the_programs
     launch: Launch, own_ops: str
 ) -> None:
     """Settings are those of when the workers were started, on hosts as on this machine."""
-    with launch(2, imports=[own_ops]) as hosts:
+    with launch(2, imports=[own_ops]) as hosts, watched(pids(hosts)) as agents:
         with hosts.spawn_procs().activate():
             first, second = monarch.remote(host).call().get(60).values()
             assert first and second and first != second
-        for kernels, number in (("off", 2), ("all", 1)):
-            for where in (None, hosts):
-                with Mesh(data=2, hosts=where) as mesh:
-                    with monarch.config.configured(kernels=kernels):
-                        there = monarch.distribute(torch.zeros(4), mesh, "[@data]")
-                        assert there.sum().item() == 0
-                    assert torch.ops.launchtest.kernels_are(there).full_tensor().tolist() == [number] * 4
-                    if where is not None:
-                        assert torch.ops.launchtest.twice(there + 1).full_tensor().tolist() == [2] * 4
+        for kernels, number, where in (("off", 2, None), ("all", 1, hosts)):
+            with Mesh(data=2, hosts=where) as mesh:
+                with monarch.config.configured(kernels=kernels):
+                    there = monarch.distribute(torch.zeros(4), mesh, "[@data]")
+                    assert there.sum().item() == 0
+                assert torch.ops.launchtest.kernels_are(there).full_tensor().tolist() == [number] * 4
+                if where is not None:
+                    assert torch.ops.launchtest.twice(there + 1).full_tensor().tolist() == [2] * 4
+        hosts.close()
+        assert all(map(has_ended, agents))
 
 
 def test_hosts_that_do_not_know_an_op_say_so_and_one_that_ends_is_noticed(launch: Launch, own_ops: str) -> None:

@@ -1,9 +1,0 @@
-"""Jobs: hosts that a program asks a scheduler for, and finds again: `monarch.job.SlurmJob({"trainers": 4}).state()`."""
-
-from __future__ import annotations
-
-from monarch.stdlib.jobs.job import DEFAULT_JOB_PATH, JobState, JobTrait, job_load, job_loads
-from monarch.stdlib.jobs.local import LocalJob, ProcessJob
-from monarch.stdlib.jobs.slurm import SlurmJob
-
-__all__ = ["DEFAULT_JOB_PATH", "JobState", "JobTrait", "LocalJob", "ProcessJob", "SlurmJob", "job_load", "job_loads"]

@@ -1,0 +1,218 @@
+"""The cheapest layouts of a program: found by the search, and compared with the usual ones by compiling both.
+
+What is searched for costs what `Problem` says. What is chosen costs what the compiler's own estimate says
+(`inspect.estimate`), and holds what the plan holds: the best of the search's answers, of the program as it is written,
+and of the presets, so that it is never worse than any of these. Where an answer does not fit the memory, it is compiled
+once more with values computed again rather than kept, and searched for once more with less memory; the cheaper one
+counts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from monarch.compiler.cost.cluster import Cluster
+from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.compiler.graph import Graph
+from monarch.compiler.inspect.estimate import Estimate, estimate
+from monarch.compiler.pipeline import compile_graph
+from monarch.compiler.plan.options import CompileOptions
+from monarch.compiler.search.layouts import Found, layouts_of
+from monarch.compiler.search.prepare import prepare
+from monarch.compiler.search.presets import usual
+from monarch.compiler.search.problem import Choice, Problem
+from monarch.compiler.search.sequence import Search
+from monarch.compiler.search.why import reasons
+from monarch.compiler.sizes import format_bytes
+from monarch.compiler.types import Layout
+
+FOUND, WRITTEN = "layouts found", "layouts as written"
+
+SECONDS = 20.0
+"""How long the solver may take, in processor time."""
+
+LARGE = 1000
+"""Ops of a program that takes seconds to compile: of such each answer is compiled once, with layouts between layers."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Layouts of a program, and the estimate for them; `estimate` is None where they cannot be compiled, and `error`
+    says why. `recomputed` is how many ops are computed again to fit."""
+
+    name: str
+    layouts: Found
+    estimate: Estimate | None
+    error: str = ""
+    recomputed: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What was found for one program, cluster and limit.
+
+    `chosen`      the cheapest candidate that fits
+    `candidates`  all that were compiled: the program's own layouts, presets by their names, and what was found
+    `options`     with which the chosen one is to be compiled
+    `limit`       the bytes that a worker may hold; None where nobody has said
+    `seconds`     how long it took, with compiling
+    `solving`     how much of that was the solver's, in processor time
+    `exact`       whether the solver came to its end everywhere: if not, what it had when its time was up is taken
+    `why`         in words, a line for each kind of layer
+    """
+
+    chosen: Candidate
+    candidates: tuple[Candidate, ...]
+    options: CompileOptions
+    limit: int | None
+    seconds: float
+    solving: float
+    exact: bool
+    why: tuple[str, ...]
+
+
+def find_layouts(
+    graph: Graph,
+    cluster: Cluster,
+    options: CompileOptions | None = None,
+    *,
+    limit: int | None = None,
+    bound: frozenset[str | int] = frozenset(),
+    presets: Mapping[str, Found] | None = None,
+    seconds: float = SECONDS,
+) -> Answer:
+    """The cheapest layouts for a traced graph on a cluster, of which a worker holds at most `limit` bytes (by default,
+    the options' limit or what the cluster's workers have).
+
+    Parameters and what optimizers keep for them are laid out anew, whatever layouts they have, and so are inputs that
+    are not sharded; what is sharded otherwise, `layout()`s and the `bound` (states' labels, inputs' positions) stay.
+    Raises LayoutError where nothing fits, and MonarchError for a graph whose layouts cannot be searched.
+    """
+    start = time.monotonic()
+    options, cluster = options or CompileOptions(), cluster.shared(graph.mesh.workers)
+    limit = limit or options.memory_limit or cluster.memory
+    options = replace(options, memory_limit=None)
+    compiler = _Compiler(graph, cluster, options, limit)
+    free = _freed(graph, bound)
+    problem = Problem(prepare(free), cluster, bound)
+    candidates = [compiler.candidate(WRITTEN, Found())]
+    few = sum(1 for _ in graph.calls) < LARGE
+    for name, layouts in {**usual(problem), **(presets or {})}.items():
+        candidates.append(compiler.candidate(name, layouts))
+    searches: list[Search] = []
+
+    def searched(most: float | None, seconds: float) -> Mapping[int, Choice] | None:
+        searches.append(Search(problem, most, seconds))
+        return searches[-1].run()
+
+    chosen = searched(limit, seconds)
+    answers: list[tuple[Candidate, Mapping[int, Choice]]] = []
+    for _ in range(2):
+        if chosen is None:
+            chosen = searched(None, seconds / 2)
+        if chosen is None:
+            break
+        found = [compiler.candidate(FOUND, layouts_of(problem, chosen, graph, values=True))]
+        if few:
+            found.append(compiler.candidate(FOUND, layouts_of(problem, chosen, graph, values=False)))
+        best = min(found, key=compiler.order)
+        answers.append((best, chosen))
+        if limit is None or best.estimate is None or (compiler.fits(best) and not best.recomputed):
+            break
+        held = best.estimate.peak if not best.recomputed else compiler.peaks[best.layouts.key]
+        chosen = searched(0.95 * limit * min(1.0, problem.memory(chosen) / held), seconds / 2)
+        if chosen is None:
+            break
+    if answers:
+        best, choice = min(answers, key=lambda answer: compiler.order(answer[0]))
+        candidates.append(best)
+    taken = min(candidates, key=compiler.order)
+    if taken.estimate is None:
+        raise LayoutError(f"no layouts of '{graph.name}' can be compiled: {taken.error}")
+    if not compiler.fits(taken):
+        raise _too_small(graph, candidates, limit or 0)
+    why = (
+        reasons(problem, choice, taken.layouts)
+        if taken.name == FOUND
+        else (f"nothing was found that costs less: {taken.name}",)
+    )
+    options = replace(options, target=cluster.target, memory_limit=limit if taken.recomputed else None)
+    return Answer(
+        chosen=taken,
+        candidates=tuple(candidates),
+        options=options,
+        limit=limit,
+        seconds=time.monotonic() - start,
+        solving=sum(each.spent for each in searches),
+        exact=all(each.exact for each in searches),
+        why=tuple(why),
+    )
+
+
+class _Compiler:
+    """Candidates of one program. `peaks` holds what those that do not fit hold if nothing is computed again."""
+
+    def __init__(self, graph: Graph, cluster: Cluster, options: CompileOptions, limit: int | None) -> None:
+        self.graph, self.cluster, self.options, self.limit = graph, cluster, options, limit
+        self.peaks: dict[object, int] = {}
+        self._known: dict[object, Candidate] = {}
+
+    def candidate(self, name: str, layouts: Found) -> Candidate:
+        known = self._known.get(layouts.key)
+        if known is None:
+            known = self._known[layouts.key] = self._compiled(name, layouts)
+        return replace(known, name=name)
+
+    def _compiled(self, name: str, layouts: Found) -> Candidate:
+        try:
+            made = layouts.on(self.graph)
+            found = self._estimate(made, self.options)[0]
+        except MonarchError as error:
+            return Candidate(name, layouts, None, error.message)
+        if self.limit is None or found.peak <= self.limit:
+            return Candidate(name, layouts, found)
+        self.peaks[layouts.key] = found.peak
+        try:
+            less, calls = self._estimate(made, replace(self.options, memory_limit=self.limit))
+        except MonarchError:
+            return Candidate(name, layouts, found)  # the limit cannot be kept
+        return Candidate(name, layouts, less, recomputed=calls)
+
+    def _estimate(self, graph: Graph, options: CompileOptions) -> tuple[Estimate, int]:
+        target = replace(options, target=self.cluster.target)
+        plan = compile_graph(graph, target, report=True, cluster=self.cluster, binaries=False)
+        return estimate(plan, self.cluster), plan.costs.get("recomputed", {}).get("calls", 0)
+
+    def fits(self, candidate: Candidate) -> bool:
+        found = candidate.estimate
+        return found is not None and (self.limit is None or found.peak <= self.limit)
+
+    def order(self, candidate: Candidate) -> tuple[bool, bool, float]:
+        """Those that fit first, the cheapest first; of those that do not, the smallest."""
+        found = candidate.estimate
+        if found is None:
+            return True, True, 0.0
+        fits = self.fits(candidate)
+        return False, not fits, found.seconds if fits else float(found.peak)
+
+
+def _freed(graph: Graph, bound: frozenset[str | int]) -> Graph:
+    """The graph with parameters replicated, but for the bound ones: the search takes what is replicated as free."""
+    graph = graph.copy()
+    for node in graph.placeholders:
+        if node.meta["kind"] == "state" and node.meta["label"] not in bound:
+            type_ = node.meta["type"]
+            node.meta["type"] = type_.with_layout(Layout.replicated(type_.ndim))
+    return graph
+
+
+def _too_small(graph: Graph, candidates: list[Candidate], limit: int) -> LayoutError:
+    held, name = min((each.estimate.peak, each.name) for each in candidates if each.estimate is not None)
+    return LayoutError(
+        f"no layouts of '{graph.name}' that were found fit {format_bytes(limit)} a worker",
+        hint=f"with the smallest ({name}) a worker holds {format_bytes(held)}: {format_bytes(held - limit)} are "
+        "missing, also with values computed again rather than kept.\n"
+        f"A limit of {format_bytes(held)} would do; more workers, or a smaller batch, hold less each.",
+    )

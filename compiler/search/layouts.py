@@ -1,0 +1,116 @@
+"""Layouts as a search leaves them, and a traced graph with these."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from monarch.compiler import ops
+from monarch.compiler.graph import Graph, provenance
+from monarch.compiler.search.problem import FORWARD, UPDATE, Choice, Problem
+from monarch.compiler.states import StateKey
+from monarch.compiler.types import Layout, TensorType, is_partial
+
+
+@dataclass(frozen=True)
+class Found:
+    """Layouts of a program.
+
+    `states`  by label, of parameters and what optimizers keep for them
+    `inputs`  by position
+    `values`  of activations and their gradients, by their names in the traced graph
+    """
+
+    states: Mapping[str, Layout] = field(default_factory=dict)
+    inputs: Mapping[int, Layout] = field(default_factory=dict)
+    values: Mapping[str, Layout] = field(default_factory=dict)
+
+    @property
+    def key(self) -> object:
+        """Equal for equal layouts."""
+        return frozenset(self.states.items()), frozenset(self.inputs.items()), frozenset(self.values.items())
+
+    def on(self, graph: Graph) -> Graph:
+        """The traced graph with these layouts. The argument is not changed."""
+        graph = graph.copy()
+        for node in graph.placeholders:
+            at = self.states if node.meta["kind"] == "state" else self.inputs if node.meta["kind"] == "input" else {}
+            if (layout := at.get(node.meta["label"])) is not None:
+                node.meta["type"] = node.meta["type"].with_layout(layout)
+        for node in list(graph.calls):
+            if (layout := self.values.get(node.name)) is not None:
+                with graph.fx.inserting_after(node):
+                    laid = graph.fx.call_function(ops.constrain, (node, str(layout)))
+                laid.meta.update(type=node.meta["type"], provenance=provenance(node))
+                node.replace_all_uses_with(laid, lambda user, laid=laid: user is not laid)  # type: ignore[misc]
+        return graph
+
+
+def written(graph: Graph, parameters: Mapping[str, Layout], inputs: Mapping[int, Layout] | None = None) -> Found:
+    """Layouts of a traced graph from those of parameters by name, as people write them: what optimizers keep for a
+    parameter lies as it does, and where it has other dims, whole on each worker."""
+    states: dict[str, Layout] = {}
+    for label, type_ in graph.states.items():
+        layout = parameters.get(StateKey.of(label).parameter)
+        if layout is not None:
+            states[label] = layout if layout.ndim == type_.ndim else Layout.replicated(type_.ndim)
+    return Found(states, inputs or {})
+
+
+def layouts_of(problem: Problem, chosen: Mapping[int, Choice], traced: Graph, values: bool) -> Found:
+    """What kinds chose as layouts of the traced graph's placeholders, and with `values` of what has several readers
+    there, such as the residual stream: the partitioner chooses the rest, cheapest for the machine that it knows."""
+    order = _nesting(problem, chosen)
+    states: dict[str, Layout] = {}
+    inputs: dict[int, Layout] = {}
+    for kind in problem.free():
+        layout = _layout(problem, kind.types[0], chosen[kind.number], order)
+        for node in kind.nodes:
+            if kind.is_state:
+                states[str(node.meta["label"])] = layout
+            else:
+                inputs[node.meta["label"]] = layout
+    return Found(states, inputs, _values(problem, chosen, traced, order) if values else {})
+
+
+def _values(problem: Problem, chosen: Mapping[int, Choice], traced: Graph, order: Sequence[int]) -> dict[str, Layout]:
+    """Layouts of activations and their gradients that several ops read, but for what an optimizer reads."""
+    names = {node.name: node for node in traced.calls if len(node.users) > 1}
+    updating = {read.source for kind in problem.kinds if kind.phase == UPDATE for read in kind.reads}
+    found: dict[str, Layout] = {}
+    for kind in problem.kinds:
+        (type_, *others) = kind.types
+        if others or type_ is None or not type_.dtype.is_floating_point or kind.rule is None or kind.phase == UPDATE:
+            continue
+        place = problem.place(chosen[kind.number], 0)
+        sharded = any(isinstance(each, int) for each in place) and not any(map(is_partial, place))
+        if sharded and kind.root == kind.number and not kind.is_weight and kind.number not in updating:
+            layout = _layout(problem, type_, chosen[kind.number], order)
+            for node in kind.nodes:
+                if (own := names.get(node.name)) is not None and own.meta["type"] == type_:
+                    found[node.name] = layout
+    return found
+
+
+def _layout(problem: Problem, type_: TensorType | None, choice: Choice, order: Sequence[int]) -> Layout:
+    assert type_ is not None
+    layout = Layout.replicated(type_.ndim)
+    for at in order:
+        layout = layout.place(problem.mesh_dims[at], choice[at].results[0])
+    return layout
+
+
+def _nesting(problem: Problem, chosen: Mapping[int, Choice]) -> list[int]:
+    """The mesh dims in the order in which they nest, everywhere alike: those over which parameters are gathered are
+    inside, so that what is gathered is one block of the others."""
+    gathered = [0.0] * len(problem.mesh_dims)
+    for each in problem.deliveries:
+        kind = problem.kinds[each.source]
+        if kind.phase == FORWARD and kind.is_weight:
+            source = problem.place(chosen[each.source], each.result)
+            for reader in each.readers:
+                target = problem.wanted(reader, chosen[reader[0]])
+                for at, (has, wants) in enumerate(zip(source, target, strict=True)):
+                    if isinstance(has, int) and wants is None:
+                        gathered[at] += problem.nbytes(each.source, each.result) * len(each.sources)
+    return sorted(range(len(problem.mesh_dims)), key=lambda at: (gathered[at], at))

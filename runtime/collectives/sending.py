@@ -1,0 +1,193 @@
+"""What a worker sends to other parts of a plan beside the steps that follow.
+
+A part that only sends (`Plan.senders`) goes on when its part of the step is done, though others are busy with earlier
+steps. What it sends, a thread puts into slots of the worker's window that nothing else uses, piece by piece as the
+readers take them, and at last says that it has sent all. It sends the values of the plan's inputs without a copy: a
+step that would write over one that is not sent yet takes a copy of it (see `WorkerState._run`). All else is copied at
+once.
+
+One step's values to one set of readers are under way at a time: the next such step waits until they have been taken.
+Readers that fail a step, or are past it, take nothing of it any more.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.shared import signals
+from monarch.runtime.shared.signals import STEP_BITS, Aborted
+from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS, Window
+
+FIRST_SLOT = AREAS + SLOTS
+"""The first area of a worker's window in which is what it sends beside its steps."""
+
+
+class Sent(NamedTuple):
+    """A piece: its number in the step, its readers, and what puts it at an offset of the window and gives its bytes."""
+
+    number: int
+    readers: tuple[int, ...]
+    put: Callable[[torch.Tensor, int], int]
+
+
+@dataclass
+class _Job:
+    """What a step sends. `readers` are all that the step is for."""
+
+    step: int
+    readers: frozenset[int]
+    shared: Collection[int]
+    """Where the storages lie of values that later steps take copies of: nobody else writes over them."""
+    values: deque[tuple[torch.Tensor, Sequence[Sent]]] = field(default_factory=deque)
+    last: int = 0
+    """The number by which it says that it has sent all."""
+
+
+class _Stopped(Exception):
+    """The session is over."""
+
+
+class Sending:
+    """One worker's sends beside its steps. It calls `begin`, `add` and `finish` for one step after the other."""
+
+    def __init__(self, window: Window, rank: int, mirror: Mirror | None) -> None:
+        self._window, self._rank = window, rank
+        self._mirror = None if mirror is None else mirror.apart()
+        self._line = signals.line_of(rank)
+        self._marks = window.signals()
+        self._marks.yielding = 0  # the steps need the core
+        self._slots: list[tuple[tuple[int, ...], int]] = [((), 0)] * BACK_SLOTS
+        self._job: _Job | None = None
+        self._jobs: deque[_Job] = deque()
+        self._changed = threading.Condition()
+        self._held: Counter[int] = Counter()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def begin(self, step: int, readers: frozenset[int], inputs: Sequence[object]) -> None:
+        """A step begins that sends to these readers. Waits until they have taken what an earlier one has sent. Raises
+        Aborted where a worker has died."""
+        dead = self._window.words
+        with self._changed:
+            while any(job.readers == readers for job in self._jobs):
+                if dead[signals.DEAD]:
+                    raise Aborted(dead[signals.DEAD] - 1, died=True)
+                self._changed.wait(0.05)
+        self._job = _Job(step, readers, {_storage(each) for each in inputs if isinstance(each, torch.Tensor)})
+
+    def add(self, tensor: torch.Tensor, pieces: Sequence[Sent]) -> None:
+        """Send a value."""
+        assert self._job is not None
+        if pieces:
+            own = tensor if _storage(tensor) in self._job.shared else tensor.clone()
+            self._job.values.append((own, pieces))
+
+    def finish(self, last: int) -> None:
+        """The step has done its part: now what it sends may be read."""
+        assert self._job is not None
+        job, self._job = self._job, None
+        job.last = last
+        with self._changed:
+            self._held.update(_storage(tensor) for tensor, _ in job.values)
+            self._jobs.append(job)
+            self._changed.notify_all()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="monarch sends", daemon=True)
+            self._thread.start()
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there may be values that are not sent yet."""
+        return bool(self._jobs)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a value is still to be sent."""
+        with self._changed:
+            return self._held[_storage(tensor)] > 0
+
+    def stop(self) -> None:
+        """The session is over: send nothing any more."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- in the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            try:
+                for job in self._next():
+                    self._send(job)
+            except _Stopped:
+                pass
+
+    def _next(self) -> Iterator[_Job]:
+        while True:
+            with self._changed:
+                while not self._jobs:
+                    if self._stopped:
+                        return
+                    self._changed.wait()
+                job = self._jobs[0]
+            yield job
+            with self._changed:
+                self._jobs.popleft()
+                self._changed.notify_all()
+
+    def _send(self, job: _Job) -> None:
+        while job.values:
+            tensor, pieces = job.values[0]
+            for piece in pieces:
+                slot, event = piece.number % BACK_SLOTS, job.step << STEP_BITS | piece.number
+                for rank in self._slots[slot][0]:
+                    self._until_taken(rank, self._slots[slot][1])
+                base = self._window.geometry.area_of(self._rank, FIRST_SLOT + slot)
+                size = piece.put(tensor, base)
+                self._marks.store(self._line + signals.BACK_SENT, event)
+                if self._mirror is not None and (hosts := self._mirror.hosts_of(piece.readers)):
+                    self._mirror.write(hosts, base, size)
+                    self._mirror.tell(hosts, event, signals.BACK_SENT)
+                self._slots[slot] = piece.readers, event
+            with self._changed:
+                self._held -= Counter((_storage(tensor),))  # what comes to 0 is out
+            job.values.popleft()
+            del tensor
+        event = job.step << STEP_BITS | job.last
+        self._marks.store(self._line + signals.BACK_SENT, event)
+        if self._mirror is not None:
+            self._mirror.tell(self._mirror.hosts_of(job.readers), event, signals.BACK_SENT)
+        for rank in job.readers:
+            self._until_taken(rank, event)
+
+    def _until_taken(self, rank: int, event: int) -> None:
+        """Wait until a worker has read what was sent, or reads no more of that step."""
+        words, step = self._window.words, event >> STEP_BITS
+
+        def check(seen: int) -> None:
+            if words[signals.DEAD] or self._stopped:
+                raise _Stopped
+            progress = words[signals.line_of(rank)]
+            if progress >> STEP_BITS > step or (progress & 1 and progress >> STEP_BITS == step):
+                raise _Over
+
+        try:
+            self._marks.wait(signals.line_of(rank) + signals.BACK_TOOK, event, check)
+        except _Over:
+            pass
+
+
+class _Over(Exception):
+    """The worker that was waited for reads no more of the step."""
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

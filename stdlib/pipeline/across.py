@@ -1,0 +1,312 @@
+"""A model run across its stages, for one microbatch or for all of them in step.
+
+Where an op needs the rows of the whole batch, such as batch normalisation, all microbatches are traced as far as that,
+and it is called once on all rows. A microbatch that stops there is run again later from the model's first line: what it
+called before gives what it gave then, so nothing is traced twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.passes.following import RowsOnTape
+from monarch.compiler.tape import Barrier, Task
+from monarch.language import Mesh
+from monarch.language.recorder.recording import Recording
+from monarch.language.recorder.tasks import belonging_to, set_task
+from monarch.language.recorder.transfer import transfer
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
+from monarch.stdlib.pipeline.losses import OF_CLASSES, Counted
+
+if TYPE_CHECKING:
+    from monarch.stdlib.pipeline.running import Pipeline
+
+Shared = dict[tuple[int, int], tuple[DistributedTensor, DistributedTensor]]
+"""Tensors that a stage reads and another has, with what stands for them there: by both their ids."""
+
+
+class Waiting(BaseException):
+    """A microbatch has come to a call on the whole batch. No model catches it by `except Exception`."""
+
+    def __init__(self, number: int, func: Any, args: Any, kwargs: Any) -> None:
+        super().__init__()
+        self.number, self.func, self.args_, self.kwargs = number, func, args, kwargs
+
+
+class Together:
+    """What the microbatches of a step know of one another.
+
+    `barriers`  the calls on the whole batch, in order
+    `shapes`    of the results of a call on the whole batch, by its number, for the first microbatch's rows
+    `waiting`   the calls at which the other microbatches wait
+    """
+
+    def __init__(self, rows: Sequence[int]) -> None:
+        self.rows = rows
+        self.barriers: list[Barrier] = []
+        self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self.waiting: list[Waiting] = []
+        self.runs: list[Across] = []
+
+
+class Across(TorchFunctionMode):
+    """Brings operands to the stage that works on them, and says of each op to which stage and microbatch it belongs.
+
+    A module's inputs come to its stage. Elsewhere an op runs where its operands are; those that are on several stages
+    come to the one whose module was run last, or to what it writes in place.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        recording: Recording,
+        microbatch: int,
+        shared: Shared,
+        counted: Counted | None,
+        together: Together | None = None,
+    ) -> None:
+        """Without `counted` it is a whole batch, without microbatches; `together` is None where each microbatch counts
+        as a batch."""
+        super().__init__()
+        self.pipe = pipe
+        self.recording = recording
+        self.microbatch = microbatch
+        self.shared = shared
+        self.counted = counted
+        self.together = together
+        self.stage, self.mesh = 0, pipe.meshes[0]
+        self.moved: Shared = {}
+        self.buffers = {id(buffer) for buffer in pipe.model.buffers()}
+        self.rows: RowsOnTape | None = None
+        """Of the first microbatch: where its rows are."""
+        self._calls: list[tuple[Any, Any]] = []
+        """What the model has called, with what that gave."""
+        self._next = -1
+        """The number of the model's next call; -1 outside of it."""
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Run a part of the step for this microbatch."""
+        for mesh in self.pipe.meshes:
+            self.recording.join(mesh)
+        task = None if self.counted is None else Task(self.stage, self.microbatch)
+        with belonging_to(task), register_module_forward_pre_hook(self.enter), self:
+            yield
+
+    def run(self, args: Any, kwargs: Any) -> Any:
+        """The model's output. Raises Waiting where it comes to a call on the whole batch, and others have not."""
+        with self.working():
+            self.at(0, by_rows=self.rows is not None)
+            self._next = 0
+            try:
+                return self.pipe.model(*args, **kwargs)
+            finally:
+                self._next = -1
+
+    def at(self, stage: int, *, by_rows: bool | None = None) -> None:
+        """Work on another stage from here on, and with `by_rows` on each row of the batch by itself, or not."""
+        self.by_rows = self.by_rows if by_rows is None else by_rows
+        self.stage, self.mesh = stage, self.pipe.meshes[stage % len(self.pipe.meshes)]
+        if self.counted is not None:
+            set_task(Task(stage, self.microbatch, self.by_rows))
+
+    by_rows = False
+
+    def enter(self, module: nn.Module, args: Any) -> Any:
+        """Before a module's forward pass."""
+        stage = self.pipe.stages.enters.get(id(module))
+        if stage is None:
+            return None
+        self.at(stage)
+        number, self._next = self._next, -1
+        try:
+            return pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, self.mesh), args)
+        finally:
+            self._next = number
+
+    def to(self, tensor: DistributedTensor, mesh: Mesh) -> torch.Tensor:
+        """A tensor on a mesh: brought there once in a microbatch, and a parameter once in a step."""
+        if self.recording.where(tensor._ref) in (None, mesh):
+            return tensor
+        parameter = tensor.is_leaf and tensor.requires_grad and torch.is_grad_enabled()
+        known, key = self.shared if parameter else self.moved, (id(tensor), id(mesh))
+        if key not in known:
+            if parameter:
+                alone: Any = tensor.detach()
+                with belonging_to(None):
+                    there: Any = transfer(alone, mesh).requires_grad_()
+                known[key] = tensor, there
+            else:
+                known[key] = tensor, transfer(tensor, mesh)
+        return known[key][1]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if self.together is None or self._next < 0 or name == "__get__" or func is torch._C._set_grad_enabled:
+            return self._call(func, args, kwargs)
+        number, self._next = self._next, self._next + 1
+        if number < len(self._calls):
+            known, result = self._calls[number]
+            if known is not func:
+                raise _other_way(name)
+            return result
+        if self._is_joint(func, args, kwargs):
+            self.together.shapes.setdefault(number, [tuple(args[0].shape)])
+        elif number not in self.together.shapes:
+            result = self._call(func, args, kwargs)
+            if self.rows is None or (error := self.rows.mixed_by(self._values(result))) is None:
+                self._calls.append((func, result))
+                return result
+            if _writes(func, kwargs):
+                raise error
+            self.together.shapes[number] = [tuple(each.shape) for each in _tensors(result)]
+        if self.microbatch or len(self.together.waiting) < len(self.together.rows) - 1:
+            raise Waiting(number, func, args, kwargs)
+        return self._joined(Waiting(number, func, args, kwargs))
+
+    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if getattr(func, "__name__", "") in ("__get__", "__set__"):
+            return func(*args, **kwargs)
+        operands = _tensors((args, kwargs))
+        meshes = {id(mesh) for each in operands if (mesh := self.recording.where(each._ref)) is not None}
+        if len(meshes) > 1:
+            writes = _writes(func, kwargs) and isinstance(args[0], DistributedTensor)
+            into = (self.recording.where(args[0]._ref) if writes else None) or self.mesh
+            args, kwargs = pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, into), (args, kwargs))
+        if self.counted is not None and func in OF_CLASSES:
+            if (mean := self.counted.mean(func, args, kwargs)) is not None:
+                return mean
+        return func(*args, **kwargs)
+
+    # -- calls on the whole batch --------------------------------------------------------------------------------
+
+    def _is_joint(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call is one of the whole batch, whatever it is given: batch statistics, and a write of a buffer,
+        which is one a step."""
+        if func is F.batch_norm:
+            return bool(kwargs.get("training", args[5] if len(args) > 5 else False))
+        return _writes(func, kwargs) and bool(args) and id(args[0]) in self.buffers
+
+    def _joined(self, own: Waiting) -> Any:
+        """Make a call for all microbatches, and give its part of the first one; the others find theirs when they are
+        run again."""
+        together = self.together
+        assert together is not None
+        calls = [own, *together.waiting]
+        if any((each.number, each.func) != (own.number, own.func) for each in calls):
+            raise _other_way(getattr(own.func, "__name__", "a call"))
+        together.waiting = []
+        leaves = [pytree.tree_flatten((each.args_, each.kwargs)) for each in calls]
+        with belonging_to(None):
+            columns = list(zip(*(each for each, _ in leaves), strict=True))
+            merged = [self.merged(column) for column in columns]
+            result = self._call(own.func, *pytree.tree_unflatten(merged, leaves[0][1]))
+        if any(
+            isinstance(each, DistributedTensor) and each is not column[0]
+            for each, column in zip(merged, columns, strict=True)
+        ):
+            together.barriers.append(Barrier(self.stage, getattr(own.func, "__name__", str(own.func))))
+        found, spec = pytree.tree_flatten(result)
+        shapes = iter(together.shapes[own.number])
+        parts = [
+            self._parts(each, next(shapes)) if isinstance(each, DistributedTensor) else [each] * len(calls)
+            for each in found
+        ]
+        for run, part in zip(together.runs, zip(*parts, strict=True), strict=True):
+            run._calls.append((own.func, pytree.tree_unflatten(list(part), spec)))
+        return self._calls[-1][1]
+
+    def merged(self, values: Sequence[Any]) -> Any:
+        """What the microbatches have at one place, as one value of the whole batch."""
+        first = values[0]
+        if not isinstance(first, DistributedTensor) or all(each is first for each in values):
+            return first
+        dim: int | None = 0
+        if self.rows is not None:
+            dim = self.rows.dim_of(self.recording.value_of(first._ref))
+        if dim is None:  # each has made the same
+            return first
+        rows = [each.movedim(dim, 0) for each in values]
+        if len({each.shape[0] for each in rows}) == 1:
+            return torch.stack(rows, 1).flatten(0, 1).movedim(0, dim)
+        order = sorted(range(sum(each.shape[0] for each in rows)), key=lambda row: (row % len(rows), row))
+        place = torch.empty(len(order), dtype=torch.int64)
+        place[torch.tensor(order)] = torch.arange(len(order))
+        return torch.cat(rows).index_select(0, place).movedim(0, dim)
+
+    def _parts(self, whole: DistributedTensor, shape: tuple[int, ...]) -> list[Any]:
+        """The rows of each microbatch; the value itself where it has none."""
+        assert self.together is not None
+        runs = self.together.runs
+        dim = next((at for at, (own, all_) in enumerate(zip(shape, whole.shape, strict=True)) if own != all_), None)
+        if dim is None:
+            return [whole] * len(runs)
+        found: list[Any] = []
+        for microbatch in range(len(runs)):
+            with belonging_to(Task(self.stage, microbatch)):
+                rows = rows_of(whole.movedim(dim, 0), microbatch, len(runs)).clone()  # the model may write there
+                set_task(Task(self.stage, microbatch, self.by_rows))
+                found.append(rows.movedim(0, dim))
+        return found
+
+    def _values(self, result: Any) -> Iterator[Any]:
+        return (self.recording.value_of(each._ref) for each in _tensors(result))
+
+
+def rows_of(leaf: Any, microbatch: int, count: int) -> Any:
+    """Every `count`-th row of a tensor, which each worker has of its own shard."""
+    if not isinstance(leaf, torch.Tensor) or count == 1:
+        return leaf
+    if leaf.shape[0] % count:
+        return leaf[microbatch::count]
+    return leaf.unflatten(0, (leaf.shape[0] // count, count)).select(1, microbatch)
+
+
+def run_in_step(runs: Sequence[Across], given: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
+    """The model's outputs for all microbatches. Each is run as far as it comes without the others, in turns."""
+    outputs: list[Any] = [None] * len(runs)
+    left = list(range(len(runs)))
+    while left:
+        for k in tuple(left):
+            try:
+                outputs[k] = runs[k].run(*given[k][:2])
+                left.remove(k)
+            except Waiting as waiting:
+                together = runs[k].together
+                assert together is not None
+                together.waiting += [waiting] * (k > 0)
+        if 0 < len(left) < len(runs):
+            raise _other_way("a function")
+    return outputs
+
+
+def _tensors(tree: Any) -> list[DistributedTensor]:
+    return [each for each in pytree.tree_leaves(tree) if isinstance(each, DistributedTensor)]
+
+
+def _writes(func: Any, kwargs: Any) -> bool:
+    """Whether a call writes its first argument in place."""
+    name = getattr(func, "__name__", "")
+    named = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+    return named or bool(kwargs.get("inplace"))
+
+
+def _other_way(name: str) -> ProgramError:
+    return ProgramError(
+        f"the model calls {name} where it called something else for another microbatch",
+        hint="where a call needs all microbatches, these are traced in step, each as far as that, and then on:\n"
+        "what the model calls may depend on the shapes of its inputs alone.",
+        source=user_source(),
+    )

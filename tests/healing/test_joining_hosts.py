@@ -1,0 +1,133 @@
+"""Hosts join while a mesh runs, and it grows onto them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import monarch
+from monarch.distributed import Mesh
+from monarch.exceptions import MonarchError
+from tests.healing.test_lost_hosts import BATCHES, STEPS, Training, mesh_on
+from tests.runtime.actors.agents import TOKEN, hosts_here
+from tests.runtime.collectives.loopback import LoopbackTree
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[torch.Tensor]:
+    with Mesh(data=2) as mesh:
+        return Training(mesh).run(mesh, {}, "respawn")
+
+
+def hosts_of(mesh: Mesh) -> list[str]:
+    executor: Any = mesh.executor
+    return [executor.whole._connection.host_of(rank) for rank in mesh.ranks]
+
+
+def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_mesh_grows_onto_hosts_that_join(expected: list[torch.Tensor]) -> None:
+    """In the middle of a training, by one host and by another; then one of these is lost."""
+    with mesh_on(1, 0, room=2, data=3) as (mesh, tree):
+        monarch.resize_mesh(mesh, data=1)
+        training = Training(mesh)
+
+        def join(size: int) -> None:
+            tree.join(f"late{size}:4242")
+            monarch.resize_mesh(mesh, data=size)
+            assert hosts_of(mesh) == ["host0:4242", *(f"late{at}:4242" for at in range(2, size + 1))]
+
+        acts = {1: lambda: join(2), 3: lambda: join(3), 4: lambda: tree.lose(2, "cut")}
+        close(training.run(mesh, acts, "shrink"), expected)
+        assert mesh.spec.sizes == {"data": 2}
+
+
+def test_workers_of_a_new_mesh_start_on_hosts_that_have_joined() -> None:
+    with mesh_on(2, 1, room=2, data=8) as (mesh, tree):
+        tree.join("late:4242")
+        monarch.resize_mesh(mesh, data=8)  # nobody holds anything yet
+        assert Counter(hosts_of(mesh)) == {"host0:4242": 2, "host1:4242": 4, "late:4242": 2}
+        x = monarch.distribute(torch.arange(8.0), mesh, "[@data]")
+        monarch.resize_mesh(mesh, data=8)  # workers that hold something stay
+        assert x.full_tensor().tolist() == list(range(8))
+
+
+@pytest.mark.parametrize("how", ["refuses", "is lost"])
+def test_workers_stay_where_a_host_that_joins_does_not_take_them(
+    how: str, expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with mesh_on(1, 0, room=1, data=2) as (mesh, tree):
+        monarch.resize_mesh(mesh, data=1)
+        training = Training(mesh)
+
+        def join() -> None:
+            tree.join("late:4242")
+            if how == "refuses":
+                tree.refuses[1] = "its disk is full"
+            else:
+                _die_when_asked(tree, 1, monkeypatch)
+            monarch.resize_mesh(mesh, data=2)
+            assert hosts_of(mesh) == ["host0:4242"] * 2
+            assert "workers stay on host host0:4242" in caplog.text
+
+        close(training.run(mesh, {2: join}, "respawn"), expected)
+
+
+def _die_when_asked(tree: LoopbackTree, host: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    send = tree.send
+
+    def sent(message: Any, hosts: Any = None) -> None:
+        send(message, hosts)
+        if message.kind == "start" and hosts == [host] and host not in tree.lost:
+            tree.lose(host, "cut")
+
+    monkeypatch.setattr(tree, "send", sent)
+
+
+def test_an_elastic_loop_grows_when_hosts_join(expected: list[torch.Tensor]) -> None:
+    with mesh_on(1, 0, room=1, data=2) as (mesh, tree):
+        monarch.resize_mesh(mesh, data=1)
+        training, losses = Training(mesh), []
+
+        def size() -> dict[str, int]:
+            if len(losses) == 2:
+                tree.join("late:4242")
+            return {"data": len(tree.hosts)}
+
+        for loss in monarch.elastic(mesh, training.step, BATCHES, resize=size):
+            losses.append(loss.full_tensor())
+        assert hosts_of(mesh) == ["host0:4242", "late:4242"] and len(losses) == STEPS
+        close([*losses, *(each.detach().full_tensor() for each in training.model.parameters())], expected)
+
+
+def test_where_all_hosts_of_a_mesh_are_lost_one_that_joined_has_all_places() -> None:
+    with mesh_on(2, 0, room=1, data=3) as (mesh, tree):
+        monarch.resize_mesh(mesh, data=2)
+        tree.join("late:4242")
+        for host in range(2):
+            tree.lose(host, "cut")
+        monarch.heal_mesh(mesh, {"data": 2})
+        assert hosts_of(mesh) == ["late:4242"] * 2
+        assert monarch.distribute(torch.arange(4.0), mesh, "[@data]").full_tensor().tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_hosts_that_run_monarch_host_join(tmp_path: Path) -> None:
+    with hosts_here(2, tmp_path) as agents:
+        with monarch.hosts(agents.addresses[:1], token=TOKEN, room=1) as hosts, Mesh(data=2, hosts=hosts) as mesh:
+            monarch.resize_mesh(mesh, data=1)
+            x = monarch.distribute(torch.arange(6.0), mesh, "[@data]")
+            with pytest.raises(MonarchError, match="127.0.0.1:1: "):
+                hosts.join("127.0.0.1:1")
+            hosts.join(agents.addresses[1])
+            monarch.resize_mesh(mesh, data=2)
+            assert hosts_of(mesh) == agents.addresses
+            assert (x * 2).full_tensor().tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    with pytest.raises(MonarchError, match="takes no hosts"):
+        monarch.this_host().join("127.0.0.1:1")
