@@ -58,6 +58,7 @@ from monarch.compiler.plan import MeshSpec, MonarchError, PlanError
 from monarch.compiler.plan.file import plan_from_bytes
 from monarch.runtime.control.message import Message, Reply
 from monarch.runtime.controller.connection import pack_plan
+from monarch.runtime.processes.looking import Exit
 from monarch.runtime.processes.workers import Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.measured import clock, measured_part
@@ -225,6 +226,8 @@ class _Part:
         self.told = (-1, -1)
         """How far the workers here are, as the controller knows it."""
         self._behind = 0
+        self._exits: dict[int, Exit] = {}
+        """Those that were told of."""
         self._next = int(head["first"])  # the first command that has not come yet
         self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
         self._listener.start()
@@ -404,7 +407,9 @@ class _Part:
             else:
                 self._say("packet", packet, rank=rank)
         for exit in self._workers.exits():
-            self._say("exited", Results.at(self._workers.window, exit.rank).contents(), **exit._asdict())
+            if self._exits.get(exit.rank) is not exit:
+                self._exits[exit.rank] = exit
+                self._say("exited", Results.at(self._workers.window, exit.rank).contents(), **exit._asdict())
         if self._workers.lost_at_once:
             self._say("exited", rank=self._workers.ranks[0], how="has lost the process that it was forked from")
             raise _Stopping

@@ -38,6 +38,11 @@ class Inbox(Protocol):
     def append(self, packet: Packet, /) -> None: ...
 
 
+def drop(queue: deque[Any], item: object) -> None:
+    """Take the first of a queue out, if it is still this: a signal's handler may have acted on it meanwhile."""
+    _ = queue.popleft() if queue and queue[0] is item else None
+
+
 class WarmParent:
     """A process that forks others on request. `alive` turns false when it has gone."""
 
@@ -46,6 +51,8 @@ class WarmParent:
         self.alive = True
         self.ops = registered_ops()
         self._inboxes: dict[int, Inbox] = {}
+        self._packets: deque[bytes] = deque()
+        """What has been read, and not been handed out yet."""
         self._next = 0
         self._fresh: subprocess.Popen[bytes] | None = None
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -121,32 +128,33 @@ class WarmParent:
     def read(self, seconds: float = 0.0) -> bool:
         """Hand out the next thing that was said, about whichever mesh. False where nothing came."""
         with self.lock:
-            if not self.alive or not self._readable(seconds):
-                return False
-            try:
-                packet = self._socket.recv(PACKET_BYTES)
-            except ConnectionError:
-                packet = b""
-            if not packet:
+            if not self._packets:
+                if not self.alive or not self._readable(seconds):
+                    return False
+                with suppress(ConnectionError):
+                    # In one call, so that no signal's handler comes between a packet's leaving the socket and this.
+                    self._packets.extend(map(self._socket.recv, (PACKET_BYTES,)))
+            if not self._packets or not self._packets[0]:
                 self.alive = False
                 return False
+            packet = self._packets[0]
             message = json.loads(packet)
             if message["mesh"] in self._inboxes:
                 self._inboxes[message["mesh"]].append(message)
+            drop(self._packets, packet)
             return True
 
-    def messages(self, mesh: int, seconds: float = 0.0) -> list[Packet]:
-        """What has been said about the mesh since the last call. Waits up to `seconds` for the first of it."""
+    def messages(self, mesh: int, seconds: float = 0.0) -> deque[Packet]:
+        """What has been said about the mesh, from which whoever has acted on a message drops it. Waits up to `seconds`
+        where there is nothing."""
         with self.lock:
             inbox = self._inboxes[mesh]
             assert isinstance(inbox, deque)
             while self.read(0.0 if inbox else seconds):
                 pass
-            taken = list(inbox)
-            inbox.clear()
-            if not taken:
+            if not inbox:
                 self._go_on()
-            return taken
+            return inbox
 
     def ask_to_stop(self, mesh: int) -> None:
         """Have the mesh's processes killed, without waiting: its inbox hears of it."""
@@ -174,6 +182,7 @@ class WarmParent:
                     break
                 if not messages and self.is_stopped:
                     self._kill()
+                messages.clear()
             self._inboxes.pop(mesh, None)
 
     def wait_ended(self, mesh: int) -> None:
@@ -322,4 +331,4 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-__all__ = ["WarmParent", "at_exit", "can_fork", "how_ended", "registered_ops", "warm_parent"]
+__all__ = ["WarmParent", "at_exit", "can_fork", "drop", "how_ended", "registered_ops", "warm_parent"]

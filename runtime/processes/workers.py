@@ -20,7 +20,7 @@ from typing import Any, Protocol
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.processes.looking import Exit, Seen, state_of, where_is
-from monarch.runtime.processes.parent import how_ended, warm_parent
+from monarch.runtime.processes.parent import drop, how_ended, warm_parent
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Geometry, Window
@@ -61,9 +61,9 @@ class Processes(Protocol):
         are there, which these join. Raises OSError where a limit is reached."""
         ...
 
-    def messages(self, mesh: int, seconds: float = 0.0) -> list[dict[str, Any]]:
-        """What has become of them since the last call, as the warm parent says it ("started", "exited"). Waits up to
-        `seconds` for the first of it."""
+    def messages(self, mesh: int, seconds: float = 0.0) -> deque[dict[str, Any]]:
+        """What has become of them, as the warm parent says it ("started", "exited"); whoever has acted on a message
+        drops it. Waits up to `seconds` where there is nothing."""
         ...
 
     def stop(self, mesh: int) -> None:
@@ -117,6 +117,7 @@ class Workers:
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         self._number = number
         self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
+        self._exits: dict[int, Exit] = {}
         self._ended: set[int] = set()
         """Whose processes had ended at the last look of `missed`."""
         self._look_at = 0.0
@@ -163,6 +164,9 @@ class Workers:
         self._begin(first)
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         here = [rank for rank in ranks if rank in self.ranks]
+        for rank in here:  # before the new ones can say anything
+            self.pids.pop(rank, None)
+            self._exits.pop(rank, None)
         if here:
             null = os.open(os.devnull, os.O_RDONLY)  # who forks them has the memory
             try:
@@ -171,7 +175,6 @@ class Workers:
                 os.close(null)
             for rank in ends:
                 self.ends[rank].close()
-                self.pids.pop(rank, None)
                 self._inboxes[rank].clear()
             self.ends.update(ends)
         for rank in self.ranks:
@@ -295,19 +298,24 @@ class Workers:
         poll.poll(milliseconds)
 
     def exits(self, seconds: float = 0.0) -> list[Exit]:
-        """The workers that have ended since the last call. Waits up to `seconds` for news."""
-        exits = []
-        for message in self._processes.messages(self._number, seconds):
-            if message["is"] == "started":
-                self.pids[message["rank"]] = message["pid"]
-            elif message["is"] == "exited":
-                how = message["how"] if "how" in message else how_ended(message["status"])
-                exits.append(Exit(message["rank"], how, message.get("status"), message.get("log", "")))
-        return exits
+        """The workers that have ended, of those that were started last. Waits up to `seconds` for news where it knows
+        of none."""
+        inbox = self._processes.messages(self._number, 0.0 if self._exits else seconds)
+        while inbox:
+            self._note(message := inbox[0])  # where this is interrupted, it comes again
+            drop(inbox, message)
+        return list(self._exits.values())
+
+    def _note(self, message: dict[str, Any]) -> None:
+        rank = message.get("rank", -1)
+        if message["is"] == "started":
+            self.pids[rank] = message["pid"]
+        elif message["is"] == "exited" and ("status" not in message or rank in self.pids):  # or else it is another's
+            how = message["how"] if "how" in message else how_ended(message["status"])
+            self._exits.setdefault(rank, Exit(rank, how, message.get("status"), message.get("log", "")))
 
     def missed(self) -> list[Exit]:
-        """The workers that ended a while ago, though `exits` has not said so, or has said it to a call that was
-        interrupted. Looks once a second at most."""
+        """The workers that ended a while ago, though `exits` has not said so. Looks once a second at most."""
         now = time.monotonic()
         if now < self._look_at:
             return []

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import traceback
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import count
@@ -214,7 +215,7 @@ class WorkersInProcesses:
         self._where = where
         self._owner = owner
         self._changed = threading.Condition()
-        self._told: list[dict[str, Any]] = []
+        self._told: deque[dict[str, Any]] = deque()
         self._ranks: Sequence[int] = ()
         self._working: set[int] = set()
         self._window: Window | None = None
@@ -251,15 +252,16 @@ class WorkersInProcesses:
             self.stop(0)
             raise _not_started(mesh, error) from None
         with self._changed:
-            self._told += [{"is": "started", "rank": rank, "pid": pid} for rank, pid in zip(ranks, pids, strict=True)]
+            self._told.extend(
+                {"is": "started", "rank": rank, "pid": pid} for rank, pid in zip(ranks, pids, strict=True)
+            )
         return 0
 
-    def messages(self, mesh: int, seconds: float = 0.0) -> list[dict[str, Any]]:
+    def messages(self, mesh: int, seconds: float = 0.0) -> deque[dict[str, Any]]:
         with self._changed:
             if seconds:
                 self._changed.wait_for(lambda: self._told, seconds)
-            told, self._told = self._told, []
-            return told
+            return self._told
 
     def stop(self, mesh: int) -> None:
         if self._window is not None:

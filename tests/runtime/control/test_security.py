@@ -22,6 +22,7 @@ from monarch.runtime.control import codec, limits
 from monarch.runtime.control import monarch_pb2 as pb
 from monarch.runtime.control.certificates import make_certificates
 from monarch.runtime.control.handshake import ControllerHandshake, Release
+from monarch.runtime.control.loop import log
 from monarch.runtime.control.message import Message
 from monarch.runtime.control.records import Attach, Part, Record, Start
 from monarch.runtime.control.security import Security, split_address
@@ -53,7 +54,8 @@ def assert_serves(host: Host, security: Security | None = None) -> None:
 
 def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What was logged about peers that were refused or whose streams were ended: each with the peer's address."""
-    said = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    ours = [record for record in caplog.records if record.name == log.name and record.levelno >= logging.WARNING]
+    said = [record.getMessage() for record in ours]
     assert all(line.startswith("ipv4:127.0.0.1:") for line in said), said
     return said
 

@@ -4,14 +4,17 @@ signals; every wait is for an event (a process ends, a pipe closes) with a bound
 from __future__ import annotations
 
 import gc
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -23,8 +26,9 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.runtime.controller.executor import MeshExecutor, start_local
 from monarch.runtime.processes import parent as processes
 from monarch.runtime.processes import workers
-from monarch.runtime.processes.workers import WORKERS_PER_CORE
+from monarch.runtime.processes.workers import WORKERS_PER_CORE, Workers
 from monarch.runtime.shared import memory
+from monarch.testing import chaos
 from tests import python
 from tests.runtime.building import Building, each, whole
 
@@ -192,6 +196,32 @@ def test_memory_and_files_come_back_when_a_mesh_closes() -> None:
     executor.close()
     del executor
     assert mappings() == mapped and open_files() == files
+
+
+def test_what_the_warm_parent_says_outlasts_an_interrupt_at_any_point(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Or else whoever asks for a process's id, or waits to hear who has died, would wait for ever."""
+    warm, (ours, theirs) = processes.WarmParent(), socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        pool = Workers(MeshSpec.of(data=2), processes=warm)
+        while len(pool.pids) < 2:
+            assert pool.exits(BOUND) == []
+        monkeypatch.setattr(warm, "_socket", ours)
+        for at in count():
+            pool.pids.clear()
+            pool._exits.clear()
+            for said in ({"is": "started", "pid": at}, {"is": "exited", "status": 3}):
+                theirs.send(json.dumps({"mesh": 0, "rank": 1, **said}).encode())
+            with suppress(KeyboardInterrupt), chaos.interrupt(at) as points:
+                pool.exits()
+            assert [exit.status for exit in pool.exits()] == [3] and pool.pids == {1: at}, points.where
+            if points.where is None:
+                break
+        assert at > 20
+    finally:
+        monkeypatch.undo()
+        warm.close()
+        ours.close()
+        theirs.close()
 
 
 # -- programs of their own -------------------------------------------------------------------------------------------
