@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import LayoutError, ProgramError, Source
 from monarch.compiler.execution.executor import Returned
-from monarch.compiler.types import MeshSpec
+from monarch.compiler.types import MeshSpec, TensorType
 from monarch.language.layouts import LayoutLike, type_of_shards
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
@@ -33,26 +34,36 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
             "What is here already goes to the workers so: monarch.distribute(tensor, mesh, layout).",
             source=source,
         )
-    executor = mesh.executor
-    found = shards.found(executor)
-    _check_alike(mesh.spec, found, source)
-    local, tree = pytree.tree_flatten(found[0])
+    found = alike(mesh, shards, source)
+    local, tree = pytree.tree_flatten(found)
     layouts = layout if isinstance(layout, tuple) else (layout,) * len(local)
     if len(layouts) != len(local):
         raise LayoutError(
             f"{len(layouts)} layouts for {len(local)} tensors",
-            hint=f"the actors returned {_text(found[0])}: give one layout for each, or one for all.",
+            hint=f"the actors returned {text(found)}: give one layout for each, or one for all.",
             source=source,
         )
     types = [
         type_of_shards(chosen, type_, mesh.spec, f"returned tensor {at}", source)
         for at, (type_, chosen) in enumerate(zip(local, layouts, strict=True))
     ]
+    return pytree.tree_unflatten(adopted(mesh, shards, types), tree)
+
+
+def adopted(mesh: Mesh, shards: Returned, types: Sequence[TensorType]) -> list[DistributedTensor]:
+    """What actors returned, as tensors of these types."""
     made = []
-    for type_, handle in zip(types, shards.adopt(executor, types), strict=True):
+    for type_, handle in zip(types, shards.adopt(mesh.executor, types), strict=True):
         fake = make_fake(type_.shape, type_.dtype)
         made.append(DistributedTensor(fake, Ref(Cell(mesh, type_, handle), fake)))
-    return pytree.tree_unflatten(made, tree)
+    return made
+
+
+def alike(mesh: Mesh, shards: Returned, source: Source | None) -> Any:
+    """What each of the actors returned, with the type of its shard in the place of each tensor; waits for them."""
+    found = shards.found(mesh.executor)
+    _check_alike(mesh.spec, found, source)
+    return found[0]
 
 
 def _check_alike(mesh: MeshSpec, found: list[Any], source: Source | None) -> None:
@@ -61,7 +72,7 @@ def _check_alike(mesh: MeshSpec, found: list[Any], source: Source | None) -> Non
     for place, value in zip(places, found, strict=True):
         if pytree.tree_flatten(value) != pytree.tree_flatten(found[0]):
             raise LayoutError(
-                f"the shards differ: {_text(found[0])} was returned at {places[0]}, and {_text(value)} at {place}",
+                f"the shards differ: {text(found[0])} was returned at {places[0]}, and {text(value)} at {place}",
                 hint="shards are equal blocks: have every actor return tensors of the same shapes and dtypes, nested "
                 "alike,\nwith the keys of dicts in the same order.",
                 source=source,
@@ -78,8 +89,9 @@ class _Shown:
         return str(self._type)
 
 
-def _text(value: Any) -> str:
+def text(value: Any) -> str:
+    """A nest of types, as users read it."""
     return repr(pytree.tree_map(_Shown, value))
 
 
-__all__ = ["from_shards"]
+__all__ = ["adopted", "alike", "from_shards", "text"]

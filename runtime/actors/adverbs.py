@@ -6,8 +6,9 @@ import random
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, Literal, ParamSpec, Protocol, TypeVar, overload
 
+from monarch.compiler.loading import load
 from monarch.compiler.mesh import Shape
-from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod
+from monarch.runtime.actors.endpoint import ActorInterface, EndpointMethod, Propagate
 from monarch.runtime.actors.shards import Shards
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
@@ -71,7 +72,7 @@ class Recipients(Protocol):
 
 
 class Endpoint(Generic[P, R]):
-    """A method of the actors of a mesh. All of these send at once, and none waits.
+    """A method of the actors of a mesh. All of these send at once, and none but `rref` waits.
 
         trainers.step.call(batch, lr=0.1)        -> Future[ValueMesh[float]]   from all
         trainers.step.call_one(batch)            -> Future[float]              from the only one
@@ -79,6 +80,7 @@ class Endpoint(Generic[P, R]):
         trainers.step.stream(batch)              -> Iterator[Future[float]]    from all, as replies come
         trainers.step.broadcast(batch)           -> None                       and no reply
         trainers.step.shards(batch)              -> Shards[float]              from all, for a program
+        trainers.step.rref(batch)                -> a distributed tensor       from all, each worker's own
 
     An exception of the method raises `ActorError` where the reply is looked at. After `broadcast` there is no such
     place: then an exception ends the actor, and its owner is told.
@@ -143,6 +145,30 @@ class Endpoint(Generic[P, R]):
         self._check(args, kwargs)
         return self._recipients._ask_shards(self._method, args, kwargs)
 
+    def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call it on all actors, and have what they return as distributed tensors that vary: each worker's own is that
+        of the actor in its process.
+
+        mesh = Mesh(procs=procs)
+        with mesh.activate():
+            x = torch.rand(3, 3)
+        y = torch.relu(linear.forward.rref(x)) # x and y are f32[3, 3] varying<...>
+
+        Each actor gets its worker's part of the distributed tensors in the arguments, as in every message; their mesh
+        is that of the results. Without such, it is the mesh of the per-worker code that this stands in, or the only one
+        that is open. Results come nested as they were returned, stay where they are, and have no gradient. Waits for
+        the actors. The endpoint's `propagate`, if there is one, says beforehand what is returned.
+
+        Raises what they raised, LayoutError where `propagate` says otherwise, actors differ, or no mesh or several are
+        meant, MonarchError where the workers are not in the actors' processes, and ProgramError within a program, and
+        for an argument that needs a gradient.
+        """
+        self._check(args, kwargs)
+        made: R = load("monarch.language.placing.referred:referred")(
+            self, self._method.propagate, args, kwargs, f"{self._recipients._label}.{self._method.name}"
+        )
+        return made
+
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._method.check(args, kwargs, f"{self._recipients._label}.{self._method.name}")
 
@@ -151,7 +177,7 @@ class Endpoint(Generic[P, R]):
         found = getattr(self._recipients, self._method.name)
         if isinstance(found, Endpoint):
             return getattr, (self._recipients, self._method.name)
-        return _as_endpoint, (found, self._method.explicit_port)
+        return _as_endpoint, (found, self._method.explicit_port, self._method.propagate)
 
     def __repr__(self) -> str:
         return f"<endpoint {self._recipients._label}.{self._method.name}{self._method.signature}>"
@@ -188,7 +214,7 @@ class UnmarkedMethod:
         raise self._refusal()
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("call", "call_one", "choose", "stream", "broadcast"):
+        if name in ("call", "call_one", "choose", "stream", "broadcast", "shards", "rref"):
             raise self._refusal()
         raise AttributeError(name)
 
@@ -201,15 +227,25 @@ class UnmarkedMethod:
 
 @overload
 def as_endpoint(
-    method: Callable[P, Coroutine[Any, Any, R]], /, *, explicit_response_port: Literal[False] = False
+    method: Callable[P, Coroutine[Any, Any, R]],
+    /,
+    *,
+    propagate: Propagate = None,
+    explicit_response_port: Literal[False] = False,
 ) -> Endpoint[P, R]: ...
-@overload
-def as_endpoint(method: Callable[P, R], /, *, explicit_response_port: Literal[False] = False) -> Endpoint[P, R]: ...
 @overload
 def as_endpoint(
-    method: Callable[Concatenate[Port[R], P], Any], /, *, explicit_response_port: Literal[True]
+    method: Callable[P, R], /, *, propagate: Propagate = None, explicit_response_port: Literal[False] = False
 ) -> Endpoint[P, R]: ...
-def as_endpoint(method: Any, /, *, explicit_response_port: bool = False) -> Any:
+@overload
+def as_endpoint(
+    method: Callable[Concatenate[Port[R], P], Any],
+    /,
+    *,
+    propagate: Propagate = None,
+    explicit_response_port: Literal[True],
+) -> Endpoint[P, R]: ...
+def as_endpoint(method: Any, /, *, propagate: Propagate = None, explicit_response_port: bool = False) -> Any:
     """A method of spawned actors that was not marked, as an endpoint: `as_endpoint(trainers.debug).call()`.
 
     Raises ValueError for what is no such method, and for one that is `async def` where the endpoints are not.
@@ -217,7 +253,9 @@ def as_endpoint(method: Any, /, *, explicit_response_port: bool = False) -> Any:
     if not isinstance(method, UnmarkedMethod):
         raise ValueError(f"as_endpoint takes an unmarked method of spawned actors, such as mesh.method, not {method!r}")
     interface, name = method._interface, method._name
-    marked: EndpointMethod[..., Any] = EndpointMethod(getattr(interface.cls, name), explicit_response_port, name=name)
+    marked: EndpointMethod[..., Any] = EndpointMethod(
+        getattr(interface.cls, name), explicit_response_port, name=name, propagate=propagate
+    )
     if marked.is_async and not interface.is_async:
         raise ValueError(
             f"{interface.cls.__qualname__}.{name} is `async def`, and the endpoints are `def`: such an actor has no "
@@ -226,8 +264,10 @@ def as_endpoint(method: Any, /, *, explicit_response_port: bool = False) -> Any:
     return Endpoint(method._recipients, marked)
 
 
-def _as_endpoint(method: Any, explicit_port: bool) -> Any:
-    return as_endpoint(method, explicit_response_port=True) if explicit_port else as_endpoint(method)
+def _as_endpoint(method: Any, explicit_port: bool, propagate: Propagate) -> Any:
+    if explicit_port:
+        return as_endpoint(method, propagate=propagate, explicit_response_port=True)
+    return as_endpoint(method, propagate=propagate)
 
 
 def attribute(recipients: Recipients, interface: ActorInterface, name: str) -> Endpoint[..., Any] | UnmarkedMethod:

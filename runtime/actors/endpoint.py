@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Propagate = Callable[..., Any] | Literal["inspect"] | None
 
 
 class EndpointMethod(Generic[P, R]):
@@ -23,15 +24,27 @@ class EndpointMethod(Generic[P, R]):
     `function`       the method as written
     `explicit_port`  it gets a port as its first argument, and replies through that
     `concurrent`     it runs as a task beside the actor's other messages
+    `propagate`      what `Endpoint.rref` gives for tensors without data: see `endpoint`
     """
 
     def __init__(
-        self, function: Callable[..., Any], explicit_port: bool = False, concurrent: bool = False, name: str = ""
+        self,
+        function: Callable[..., Any],
+        explicit_port: bool = False,
+        concurrent: bool = False,
+        name: str = "",
+        propagate: Propagate = None,
     ) -> None:
+        if propagate is not None and propagate != "inspect" and not callable(propagate):
+            raise ValueError(
+                f"propagate={propagate!r} of {function.__qualname__}: it is a function that gives tensors of the "
+                f"results' shapes, or 'inspect' for an endpoint whose result nobody needs"
+            )
         self.function = function
         self.explicit_port = explicit_port
         self.concurrent = concurrent
         self.name = name or function.__name__
+        self.propagate = propagate
         self.__doc__ = function.__doc__
 
     if TYPE_CHECKING:
@@ -50,7 +63,7 @@ class EndpointMethod(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[object, ...]:  # without the signature, which is worked out again
-        return EndpointMethod, (self.function, self.explicit_port, self.concurrent, self.name)
+        return EndpointMethod, (self.function, self.explicit_port, self.concurrent, self.name, self.propagate)
 
     @property
     def is_async(self) -> bool:
@@ -107,10 +120,10 @@ def endpoint(method: Callable[Concatenate[Any, P], Coroutine[Any, Any, R]], /) -
 @overload
 def endpoint(method: Callable[Concatenate[Any, P], R], /) -> EndpointMethod[P, R]: ...
 @overload
-def endpoint(*, explicit_response_port: Literal[False] = False) -> _Mark: ...
+def endpoint(*, propagate: Propagate = None, explicit_response_port: Literal[False] = False) -> _Mark: ...
 @overload
-def endpoint(*, explicit_response_port: Literal[True]) -> _MarkPorted: ...
-def endpoint(method: Any = None, /, *, explicit_response_port: bool = False) -> Any:
+def endpoint(*, propagate: Propagate = None, explicit_response_port: Literal[True]) -> _MarkPorted: ...
+def endpoint(method: Any = None, /, *, propagate: Propagate = None, explicit_response_port: bool = False) -> Any:
     """Mark a method of an actor as one that is called through messages.
 
         class Trainer(Actor):
@@ -122,11 +135,15 @@ def endpoint(method: Any = None, /, *, explicit_response_port: bool = False) -> 
 
     With `explicit_response_port=True` the method gets a port as its first argument, and what it returns is dropped: it
     replies, now or later and from any thread, by `port.send` or `port.exception`.
+
+    `propagate` says what `trainers.step.rref(x)` gives (see `Endpoint.rref`): a function that takes the same arguments,
+    with tensors that have no data, and gives tensors of the results' shapes and dtypes. "inspect" is for an endpoint
+    whose result nobody needs: `rref` then gives None. Raises ValueError for anything else.
     """
 
     def mark(method: Any) -> Any:
         _check_method(method, "endpoint", explicit_response_port)
-        return EndpointMethod(method, explicit_response_port)
+        return EndpointMethod(method, explicit_response_port, propagate=propagate)
 
     return mark if method is None else mark(method)
 

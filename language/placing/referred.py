@@ -1,0 +1,111 @@
+"""`actors.step.rref(x)`: what actors return, as tensors of which each worker has its own actor's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.errors import LayoutError, ProgramError, Source
+from monarch.compiler.execution.executor import Returned
+from monarch.compiler.types import Layout, TensorType
+from monarch.language.placing.shards import adopted, alike, text
+from monarch.language.recorder.recording import current_program
+from monarch.language.recorder.varying import active
+from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh, open_meshes
+from monarch.language.tensors.shapes import make_fake
+from monarch.language.tensors.tensor import DistributedTensor
+
+
+class Asked(Protocol):
+    """An endpoint of actors."""
+
+    def call(self, *args: Any, **kwargs: Any) -> Any: ...
+
+    def shards(self, *args: Any, **kwargs: Any) -> Returned: ...
+
+
+def referred(asked: Asked, propagate: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """See `Endpoint.rref`."""
+    source = user_source()
+    if current_program() is not None:
+        raise ProgramError(
+            f"{name}.rref() inside a program: actors are called once, and a program runs many times",
+            hint="call it before the program runs, and pass the tensor as an argument; a function without state runs "
+            "in a program\nas monarch.remote(function, propagate=...).",
+            source=source,
+        )
+    leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
+        raise ProgramError(
+            f"{name}.rref() is called with a tensor that needs a gradient, and what actors return has none",
+            hint="pass x.detach(), or call it in `with torch.no_grad():`.",
+            source=source,
+        )
+    if propagate == "inspect":
+        asked.call(*args, **kwargs).get()
+        return None
+    mesh = _mesh_of([leaf for leaf in leaves if isinstance(leaf, DistributedTensor)], name, source)
+    said = None if propagate is None else _said(propagate, mesh, args, kwargs, name, source)
+    shards = asked.shards(*args, **kwargs)
+    found = alike(mesh, shards, source)
+    if said is not None and pytree.tree_flatten(found) != pytree.tree_flatten(said):
+        raise LayoutError(
+            f"{name} has returned {text(found)}, and its propagate says {text(said)}",
+            hint="propagate gets each worker's shards, without data, and gives tensors of the shapes and dtypes that "
+            "are returned.",
+            source=source,
+        )
+    local, tree = pytree.tree_flatten(found)
+    own = [type_.with_layout(replace(Layout.replicated(type_.ndim), varying=mesh.spec.names)) for type_ in local]
+    return pytree.tree_unflatten(adopted(mesh, shards, own), tree)
+
+
+def _mesh_of(tensors: list[DistributedTensor], name: str, source: Source | None) -> Mesh:
+    meshes = list(dict.fromkeys(tensor.mesh for tensor in tensors))
+    if not meshes:
+        meshes = [active.regions[-1][0]] if active.regions else open_meshes()
+    if len(meshes) != 1:
+        raise LayoutError(
+            f"{name}.rref() does not know the mesh of what it gives: "
+            + (
+                f"its arguments are on {len(meshes)}"
+                if tensors
+                else f"no argument is on one, and {len(meshes)} are open"
+            ),
+            hint="mesh = Mesh(procs=procs)\nwith mesh.activate():\n    y = actors.step.rref(x)",
+            source=source,
+        )
+    return meshes[0]
+
+
+def _said(
+    propagate: Callable[..., Any],
+    mesh: Mesh,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    source: Source | None,
+) -> Any:
+    """What `propagate` gives for each worker's shards, without data."""
+
+    def shard(x: torch.Tensor) -> torch.Tensor:
+        return make_fake(x.tensor_type.local_shape(mesh.spec) if isinstance(x, DistributedTensor) else x.shape, x.dtype)
+
+    given, named = pytree.tree_map_only(torch.Tensor, shard, (args, kwargs))
+    with torch._C._DisableTorchDispatch():
+        made = propagate(*given, **named)
+    if wrong := [type(leaf).__name__ for leaf in pytree.tree_leaves(made) if not isinstance(leaf, torch.Tensor)]:
+        raise LayoutError(
+            f"the propagate of {name} gives {', '.join(wrong)}",
+            hint="it gives tensors, nested as what is returned: propagate=lambda x: x.new_empty(3, 8).",
+            source=source,
+        )
+    return pytree.tree_map(lambda x: TensorType(x.dtype, tuple(x.shape)), made)
+
+
+__all__ = ["referred"]
