@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
-from typing import Any
+from pkgutil import resolve_name
 
 PAGES = Path(__file__).parents[2] / "docs" / "migrate"
 PAGE = PAGES / "torchmonarch.md"
-
-
-def find(dotted: str) -> Any:
-    """`monarch.a.b`: a module, or what one has."""
-    found: Any = importlib.import_module("monarch")
-    for name in dotted.split(".")[1:]:
-        found = getattr(found, name)
-    return found
 
 
 def rows() -> list[tuple[list[str], list[str], str]]:
@@ -35,7 +26,7 @@ def rows() -> list[tuple[list[str], list[str], str]]:
 def test_what_is_the_same_is_here_under_that_name() -> None:
     same = [(modules, name) for modules, names, here in rows() if here.startswith("same") for name in names]
     assert len(same) > 40
-    missing = [name for modules, name in same if not any(hasattr(find(module), name) for module in modules)]
+    missing = [name for modules, name in same if not any(hasattr(resolve_name(module), name) for module in modules)]
     assert missing == []
 
 
@@ -45,7 +36,7 @@ def test_what_is_not_here_is_not() -> None:
     assert len(absent) > 20
     modules = ("actor", "builtins", "config", "job", "rdma", "spmd")
     importable = {"monarch", *(f"monarch.{name}" for name in modules)}
-    assert [name for named, name in absent for m in named if m in importable and hasattr(find(m), name)] == []
+    assert [name for named, name in absent for m in named if m in importable and hasattr(resolve_name(m), name)] == []
 
 
 def test_what_is_named_instead_is_here() -> None:
@@ -54,7 +45,7 @@ def test_what_is_named_instead_is_here() -> None:
     for page in {*PAGES.glob("*.md")} - {PAGE}:
         named += re.findall(r"`@?(monarch\.[a-z_]+(?:\.[a-z_]+)*)", page.read_text())
     for name in named:
-        assert find(name) is not None, name
+        assert resolve_name(name) is not None, name
 
 
 def test_the_names_are_those_of_each_module_once() -> None:
