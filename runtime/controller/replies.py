@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.state import ControllerState
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.wire import Report
@@ -62,6 +63,13 @@ def _tensor(kind: int, body: memoryview, file: int) -> torch.Tensor:
     if file < 0:
         return torch.frombuffer(bytearray(body[start:]), dtype=dtype).view(shape)
     # The file's pages become the tensor's memory, and go when it does; no descriptor is kept for them.
-    return torch.from_file(
-        f"/proc/self/fd/{file}", shared=kind == wire.BUFFER_FILE, size=math.prod(shape), dtype=dtype
-    ).view(shape)
+    try:
+        whole = torch.from_file(
+            f"/proc/self/fd/{file}", shared=kind == wire.BUFFER_FILE, size=math.prod(shape), dtype=dtype
+        )
+    except RuntimeError as error:  # which is all that torch says of the system's errors
+        raise MonarchError(
+            f"a worker's value of {math.prod(shape) * dtype.itemsize:,} bytes cannot be taken in: {error}",
+            hint="A limit is reached: on open files (ulimit -n) or memory. Read it again then.",
+        ) from None
+    return whole.view(shape)

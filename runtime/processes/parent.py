@@ -153,7 +153,7 @@ class WarmParent:
             while self.read(0.0 if inbox else seconds):
                 pass
             if not inbox:
-                self._go_on()
+                self.go_on()
             return inbox
 
     def ask_to_stop(self, mesh: int) -> None:
@@ -205,7 +205,7 @@ class WarmParent:
         self.alive = False
         self._socket.close()
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         """Continue a warm parent that a signal has stopped: it would fork nothing, and tell of no death."""
         if self.alive and self._state() == "T":
             with suppress(ProcessLookupError):

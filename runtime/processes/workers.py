@@ -103,13 +103,17 @@ class Workers:
             across,
             for_spawned() if settings is None else settings,
         )
-        fd = Window.create(geometry)
+        fd = -1
         try:
+            fd = Window.create(geometry)
             self.window = Window(geometry, fd)
             self._begin(first)
             number, ends = self._fork(self.ranks, fd, first)
+        except OSError as error:
+            raise _not_started(len(self.ranks), error) from error
         finally:
-            os.close(fd)
+            if fd >= 0:
+                os.close(fd)
         self.pids: dict[int, int] = {}
         """Of those that are known to have started, by rank."""
         self.ends = ends
@@ -144,15 +148,7 @@ class Workers:
                 end.close()
             if isinstance(error, MonarchError):
                 raise
-            if isinstance(error, ConnectionError):
-                what, hint = "the process that forks them has ended meanwhile", "Try again: a new one is started."
-            else:
-                what = str(error)
-                hint = (
-                    "A limit is reached: on open files (ulimit -n), of which each worker takes one, or processes\n"
-                    "(ulimit -u)."
-                )
-            raise MonarchError(f"cannot start {len(ranks)} workers: {what}", hint=hint) from error
+            raise _not_started(len(ranks), error) from error
         finally:
             for end in theirs:
                 end.close()
@@ -359,6 +355,18 @@ class Workers:
             self._processes.wait_ended(self._number)
             geometry = self.window.geometry
             self.window.give_back(geometry.ring, geometry.total - geometry.ring)
+
+
+def _not_started(workers: int, error: OSError) -> MonarchError:
+    if isinstance(error, ConnectionError):
+        what, hint = "the process that forks them has ended meanwhile", "Try again: a new one is started."
+    else:
+        what = str(error)
+        hint = (
+            "A limit is reached: on open files (ulimit -n), of which each worker takes one, processes (ulimit -u),\n"
+            "the size of files (ulimit -f), which that of shared memory is too, or memory."
+        )
+    return MonarchError(f"cannot start {workers} workers: {what}", hint=hint)
 
 
 def _stop(processes: Processes, number: int, ends: dict[int, socket.socket], owner: int) -> None:

@@ -80,13 +80,16 @@ def ask(process: Process, address: str) -> One[str]:
 
 
 class SlowCalls:
-    """Prints where the processes are that have not answered a call, once for each call that takes too long."""
+    """Prints where the processes are that have not answered a call, once for each call that takes too long; and where
+    an actor here is whose `__supervise__` does, for nobody may wait for that."""
 
     def __init__(self, process: Process) -> None:
         self.seconds: float | None = None
         """What `report_slow_calls` was given; without it the setting `slow_call_warning` holds."""
         self._process = process
         self._reported: set[int] = set()
+        self._supervising: dict[str, float] = {}
+        """The actors that were reported, by their ids, and since when each deals with a failure."""
         self._rounds = count()
         self._round = 0
 
@@ -103,13 +106,23 @@ class SlowCalls:
         if number != self._round:  # the time has been changed since
             return
         seconds = settings.slow_call_warning if self.seconds is None else self.seconds
+        before = monotonic() - seconds
         calls = self._process.ports.calls()
         self._reported &= calls.keys()
-        slow = [at for at, call in calls.items() if call.since <= monotonic() - seconds and at not in self._reported]
+        slow = [at for at, call in calls.items() if call.since <= before and at not in self._reported]
         if slow:
             self._reported.update(slow)
             report = [calls[at] for at in slow]
             threading.Thread(target=self._print, args=(report,), name="monarch slow calls", daemon=True).start()
+        for id, actor in list(self._process.actors.items()):
+            failure, since = actor.supervises or (None, monotonic())
+            if since <= before and self._supervising.get(id) != since:
+                self._supervising[id] = since
+                sys.stderr.write(
+                    f"monarch: __supervise__ of '{actor.instance.label}' has dealt for {monotonic() - since:.1f} s with"
+                    f" {failure}\n{actor.where()}"
+                )
+                sys.stderr.flush()
         self._process.router.later(min(seconds / 4, _LOOK_SECONDS), lambda: self._look(number))
 
     def _print(self, calls: list[Pending]) -> None:

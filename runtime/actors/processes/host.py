@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from monarch.runtime.hosts.attached import AttachedHosts
 
 _CHUNK = 64 << 10
+_WARM_SECONDS = 1.0
 _LOG_SECONDS = 1.0
 """How long handlers may take for what actors logged, when the program ends."""
 _LIMIT = (
@@ -158,6 +159,7 @@ class Host:
                 if warm not in self._warms:
                     self._warms.append(warm)
                     self._process.router.watch(warm.fileno(), lambda _: self._read(warm))
+                    self._process.router.soon(lambda: self._look_at(warm))
                 files = [(listeners[at].fileno(), write[2 * at], write[2 * at + 1]) for at in range(count)]
                 running.number = warm.fork(ACTORS, ranks, boot, files, _Inbox(self, running), {})
         except OSError as error:
@@ -165,9 +167,10 @@ class Host:
                 self._process.router.forget(fd)
                 os.close(fd)
             self._groups.pop(group.id, None)
+            gone = isinstance(error, ConnectionError)
             raise MonarchError(
-                f"cannot start {count} processes: {error}",
-                hint=_LIMIT,
+                f"cannot start {count} processes: {'what forks them has ended meanwhile' if gone else error}",
+                hint="Try again: a new one is started." if gone else _LIMIT,
             ) from error
         finally:
             os.close(boot)
@@ -251,6 +254,13 @@ class Host:
             for running in [running for running in self._groups.values() if running.warm is warm]:
                 for rank in sorted(running.alive):
                     self.exited(running, rank, -signal.SIGKILL)
+
+    def _look_at(self, warm: WarmParent) -> None:
+        """Have a warm parent that a signal has stopped go on, now and then: it starts and ends nothing, and tells of no
+        end. In the I/O thread."""
+        if warm in self._warms and warm.alive:
+            warm.go_on()
+            self._process.router.later(_WARM_SECONDS, lambda: self._look_at(warm))
 
     def exited(self, running: _Running, rank: int, status: int | None, how: str = "") -> None:
         """A process has ended; how, where that is more than its status. In the I/O thread."""

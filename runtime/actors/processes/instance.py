@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
-from time import monotonic_ns
+from time import monotonic, monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,6 +102,8 @@ class LocalActor:
         self._under_way: dict[int, Call] = {}
         """The calls that it handles."""
         self._handled = 0
+        self.supervises: tuple[MeshFailure, float] | None = None
+        """The failure that its `__supervise__` deals with, and since when."""
         self._watched = False
         """Whether it was told to stop, and somebody looks whether it does."""
         self._abandoned = False
@@ -180,7 +182,11 @@ class LocalActor:
         ]
         return any(head[0] == CALL and head[2] is not None and head[2][:3] == reply for _, head, _ in calls)
 
-    # -- one that does not stop ----------------------------------------------------------------------------------------
+    # -- one that does not come to an end ------------------------------------------------------------------------------
+
+    def where(self) -> str:
+        """The stack of what it does."""
+        return stack_of(self._thread, self.loop)
 
     def _watch(self, handled: int) -> None:
         """An actor that was told to stop, and that `handled` so much when this was last looked at, is given up where it
@@ -199,7 +205,7 @@ class LocalActor:
         self._abandoned = True
         sys.stderr.write(
             f"monarch: '{self.instance.label}' was told to stop, and what it does did not end within {seconds:g} s."
-            f" It counts as ended; it is here:\n{stack_of(self._thread, self.loop)}"
+            f" It counts as ended; it is here:\n{self.where()}"
         )
         sys.stderr.flush()
         self._close(_End(f"it was told to stop, and what it did had not ended {seconds:g} s later"))
@@ -318,6 +324,7 @@ class LocalActor:
 
     def _supervised(self, failure: MeshFailure, handled: bool, error: BaseException | None = None) -> None:
         """Say what came of a failure: it goes on to the owner, and this actor ends, where it was not dealt with."""
+        self.supervises = None
         trace = "" if error is None else "".join(traceback.format_exception(error)).rstrip()
         self._process.supervision(Supervised(self.instance.actor_id, failure, handled, trace))
         if error is not None:
@@ -376,6 +383,7 @@ class LocalActor:
 
     def _supervise(self, failure: MeshFailure) -> Any:
         supervise = getattr(self._actor, "__supervise__", None)
+        self.supervises = failure, monotonic()
         self._enter()
         return False if supervise is None else supervise(failure)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import queue
 import re
@@ -33,11 +34,12 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
+from monarch.exceptions import MonarchError
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import CALL, SPAWN
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import One
-from monarch.runtime.processes.parent import warm_parent
+from monarch.runtime.processes.parent import WarmParent, warm_parent
 from tests import python
 from tests.runtime.actors.conftest import WAIT
 
@@ -365,6 +367,21 @@ def test_processes_that_do_not_end_are_killed_after_the_time_that_is_set() -> No
     (pid,) = worker.pid.call().get(WAIT).values()
     os.kill(pid, signal.SIGSTOP)  # it would never end by itself
     procs.stop().get(WAIT)
+
+
+def test_a_process_that_forks_others_and_was_stopped_goes_on() -> None:
+    procs = this_host().spawn_procs(per_host={"gpus": 2})
+    os.kill(warm_parent().pid, signal.SIGSTOP)
+    procs.stop().get(WAIT)
+
+
+def test_that_the_process_that_forks_others_has_ended_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fork(*_: object) -> int:
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    monkeypatch.setattr(WarmParent, "fork", fork)
+    with pytest.raises(MonarchError, match="what forks them has ended meanwhile\n  Try again"):
+        this_host().spawn_procs().initialized.get(WAIT)
 
 
 def test_whoever_waits_for_a_process_that_dies_is_told(faults: Faults, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import sys
 import threading
@@ -90,3 +91,52 @@ def test_what_is_stuck_is_reported_by_default(monkeypatch: pytest.MonkeyPatch) -
             said += reports.get(timeout=WAIT)
     assert "monarch: boot.initialized has not been answered after" in said and not ready.done()
     procs.stop().get(WAIT)
+
+
+class Child(Actor):
+    @endpoint
+    def fall(self) -> None:
+        os._exit(3)
+
+
+class Boss(Sleeper):
+    """Of a child that ends, with which it deals until it is woken. Nobody waits for that."""
+
+    @endpoint
+    def begin(self, port: Port[Port[None]]) -> None:
+        self.port = port
+        self.child = this_host().spawn_procs(name="inner").spawn("child", Child)
+        self.child.fall.broadcast()
+
+    def __supervise__(self, failure: object) -> bool:
+        self.dream(self.port)
+        return True
+
+
+class DreamingBoss(Dreamer):
+    @endpoint
+    async def begin(self, port: Port[Port[None]]) -> None:
+        self.port = port
+        self.child = this_host().spawn_procs(name="inner").spawn("child", Child)
+        self.child.fall.broadcast()
+
+    async def __supervise__(self, failure: object) -> bool:
+        await self.dream(self.port)
+        return True
+
+
+@pytest.mark.parametrize("boss", [Boss, DreamingBoss])
+def test_a_supervise_that_is_stuck_is_reported_once(monkeypatch: pytest.MonkeyPatch, boss: type[Actor]) -> None:
+    reports: queue.SimpleQueue[str] = queue.SimpleQueue()
+    port, receiver = Channel[Port[None]].open()
+    with monarch.config.configured(slow_call_warning="100ms"):
+        procs = this_host().spawn_procs(name="outer")
+        monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=reports.put, flush=lambda: None))
+        procs.spawn("boss", boss).begin.call_one(port).get(WAIT)  # type: ignore[attr-defined]
+        wake, said = receiver.recv().get(WAIT), ""
+        while "in dream" not in said:
+            said += reports.get(timeout=WAIT)
+    wake.send(None)
+    procs.stop().get(WAIT)
+    assert said.count("monarch: __supervise__ of 'boss' has dealt for") == 1
+    assert "child[0]: its process ended: exited with status 3" in said

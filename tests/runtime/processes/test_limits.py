@@ -1,4 +1,5 @@
-"""What the warm parent does where a limit of the system keeps it from forking: those processes count as ended."""
+"""Where a limit of the system keeps workers from being started, or the controller from reading what they say: it is
+told, no descriptor is left open, and those that the warm parent cannot fork count as ended."""
 
 from __future__ import annotations
 
@@ -10,9 +11,15 @@ import socket
 from typing import Any
 
 import pytest
+import torch
 
+from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.chaos.workers import Resource
+from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.processes import warm
 from monarch.runtime.processes.warm import Warm
+from monarch.testing import chaos
+from tests.runtime.building import whole
 
 
 class Asked:
@@ -70,3 +77,23 @@ def test_files_that_do_not_come_keep_the_processes_from_starting_and_nothing_els
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     (told,) = asked.told()
     assert told["how"] == "could not be started: Too many open files"
+
+
+@pytest.mark.parametrize("resource", ["files", "file size"])
+def test_that_a_limit_keeps_workers_from_being_started_is_said(resource: Resource) -> None:
+    MeshExecutor(MeshSpec.of(data=2)).close()  # what the first mesh of a program opens stays
+    before = sorted(os.listdir("/proc/self/fd"))
+    with chaos.limited(resource, 0), pytest.raises(MonarchError, match=r"cannot start 2 workers.*\n.*A limit is reach"):
+        MeshExecutor(MeshSpec.of(data=2))
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_value_that_a_limit_keeps_from_being_read_is_read_later() -> None:
+    with MeshExecutor(MeshSpec.of(data=1)) as executor:
+        large = executor.put(torch.ones(1 << 18), whole((1 << 18,)))
+        executor.wait(large)
+        before = len(os.listdir("/proc/self/fd"))
+        with chaos.limited("files", 0), pytest.raises(MonarchError, match="1,048,576 bytes cannot be taken in.*open f"):
+            executor.shards(large)
+        assert executor.shards(large)[0].sum() == 1 << 18
+        assert len(os.listdir("/proc/self/fd")) == before
