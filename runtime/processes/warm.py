@@ -322,7 +322,7 @@ def main(control: int, controller: int, expected: str) -> NoReturn:
     status = 1
     try:
         os.setsid()  # Ctrl-C is the controller's alone
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, lambda *_: None)  # what it starts would inherit that it is ignored
         for name in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGALRM):
             signal.signal(name, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -21,6 +21,7 @@ from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.runtime.actors.processes.current import context
+from monarch.stdlib.jobs.forwarding import quiet_seconds
 
 _CHUNK = 1 << 16
 _CHUNKS = 16
@@ -63,9 +64,12 @@ class Command(Actor):
         return ""
 
     @concurrent_endpoint  # which is cancelled when the actor is stopped
-    async def read(self) -> tuple[int, bytes] | int:
-        """What it has written next, and where to; at the end its status, as a shell has it."""
-        return await self._said.get()
+    async def read(self, within: float) -> tuple[int, bytes] | int | None:
+        """What it has written next, and where to, None where that is nothing for so many seconds; at the end its
+        status, as a shell has it."""
+        with suppress(TimeoutError):
+            return await asyncio.wait_for(self._said.get(), within)
+        return None
 
     async def _read(self, process: asyncio.subprocess.Process) -> None:
         async def forward(file: int, stream: asyncio.StreamReader) -> None:
@@ -152,7 +156,9 @@ async def _follow(rank: Command, prefix: str) -> int:
     """Print what a command writes until it ends: as it is, or by line behind a prefix. Gives its status."""
     to = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
     begun = {1: b"", 2: b""}
-    while not isinstance(said := await rank.read.call_one(), int):
+    while not isinstance(said := await rank.read.call_one(quiet_seconds()), int):
+        if said is None:
+            continue
         file, text = said
         if prefix:
             *lines, begun[file] = (begun[file] + text).split(b"\n")

@@ -29,6 +29,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.meshes import HostMesh
+from monarch.stdlib.jobs.forwarding import quiet_seconds
 
 _CHUNK = 1 << 16
 _PASTED = 1 << 20
@@ -78,25 +79,33 @@ class Terminal(Actor):
         return ""
 
     @concurrent_endpoint  # which is cancelled when the actor is stopped
-    async def read(self) -> bytes | int:
-        """What it has written next; after the last of it the shell's status, as a shell has it."""
+    async def read(self, within: float) -> bytes | int:
+        """What it has written next, b"" where that is nothing for so many seconds; after the last of it the shell's
+        status, as a shell has it."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
-        self._ended.add_done_callback(lambda _: news.set())
-        while True:
-            over = self._ended.done()  # before the look, so that nothing that it wrote is missed
-            try:
-                return os.read(self._master, _CHUNK)
-            except BlockingIOError:
-                pass
-            if over:
-                status = self._ended.result()
-                return status if status >= 0 else 128 - status
-            loop.add_reader(self._master, news.set)
-            try:
-                await news.wait()
-            finally:
-                loop.remove_reader(self._master)
-            news.clear()
+        until = loop.time() + within
+
+        def tell(ended: asyncio.Future[int]) -> None:
+            news.set()
+
+        self._ended.add_done_callback(tell)
+        loop.add_reader(self._master, news.set)
+        try:
+            while True:
+                over = self._ended.done()  # before the look, so that nothing that it wrote is missed
+                with suppress(BlockingIOError):
+                    return os.read(self._master, _CHUNK)
+                if over:
+                    status = self._ended.result()
+                    return status if status >= 0 else 128 - status
+                if loop.time() >= until:
+                    return b""
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(news.wait(), until - loop.time())
+                news.clear()
+        finally:
+            loop.remove_reader(self._master)
+            self._ended.remove_done_callback(tell)
 
     @endpoint
     async def write(self, typed: bytes) -> None:
@@ -172,7 +181,7 @@ async def _shell(host: HostMesh, env: Mapping[str, str], folder: str | None) -> 
         out = sys.stdout.buffer
         try:
             with _typed(lambda keys: loop.call_soon_threadsafe(there.write.broadcast, keys)):
-                while not isinstance(said := await there.read.call_one(), int):
+                while not isinstance(said := await there.read.call_one(quiet_seconds()), int):
                     out.write(said)
                     out.flush()
                 return said

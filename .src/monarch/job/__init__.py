@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch.stdlib.jobs.forwarding import PortForwarder, forward
 from monarch.stdlib.jobs.job import DEFAULT_JOB_PATH, JobState, JobTrait, job_load, job_loads
 from monarch.stdlib.jobs.kubernetes.job import KubernetesJob
 from monarch.stdlib.jobs.local import LocalJob, ProcessJob
@@ -15,9 +16,11 @@ __all__ = [
     "JobTrait",
     "KubernetesJob",
     "LocalJob",
+    "PortForwarder",
     "ProcessJob",
     "SlurmJob",
     "TelemetryConfig",
+    "forward",
     "job_load",
     "job_loads",
     "shell",

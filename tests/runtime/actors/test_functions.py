@@ -6,6 +6,8 @@ import asyncio
 import logging
 import os
 import queue
+import signal
+import subprocess
 from logging.handlers import QueueHandler
 from pathlib import Path
 
@@ -33,6 +35,11 @@ async def later(n: int) -> int:
 @monarch.remote
 def fail() -> None:
     raise KeyError("as told")
+
+
+def interrupted() -> int:
+    """How a command ends that interrupts itself."""
+    return subprocess.run(["/bin/sh", "-c", "kill -INT $$"]).returncode
 
 
 def variable(name: str) -> str | None:
@@ -80,6 +87,18 @@ def test_a_log_from_every_process() -> None:
             ]
     finally:
         log.removeHandler(handler)
+
+
+def test_what_processes_start_takes_interrupts() -> None:
+    """The processes themselves take none: Ctrl-C is the program's."""
+    procs = this_host().spawn_procs()
+    with procs.activate():
+        assert monarch.remote(interrupted).call_one().get(WAIT) == -signal.SIGINT
+        assert (
+            monarch.remote(os.kill).call_one(monarch.remote(os.getpid).call_one().get(WAIT), signal.SIGINT).get(WAIT)
+            is None
+        )
+        assert place.call_one(0).get(WAIT)[1] == 0
 
 
 def test_a_function_needs_processes_and_its_arguments() -> None:
