@@ -36,6 +36,7 @@ _PASTED = 1 << 20
 """How much of what is typed waits for a program there to read it; more is dropped."""
 _END_SECONDS = 2.0
 _END_OF_INPUT = b"\x04"
+_END_AGAIN_SECONDS = 0.1
 _NAMES = ("TERM", "COLORTERM", "LANG")
 """What a terminal is, by these variables."""
 # An actor's process ignores ^C, which a program would inherit. A process without a terminal that leads its session gets
@@ -57,6 +58,7 @@ class Terminal(Actor):
         self._folder = folder or (wanted if Path(wanted).is_dir() else None)
         self._master = self._there = -1
         self._typed = bytearray()
+        self._again: asyncio.TimerHandle | None = None
 
     @endpoint
     async def start(self) -> str:
@@ -113,6 +115,19 @@ class Terminal(Actor):
         self._typed += typed[: max(0, _PASTED - len(self._typed))]
         self._type()
 
+    @endpoint
+    async def end_input(self) -> None:
+        """Type the end of input until the shell ends: a shell that makes the terminal its own, as bash does when it
+        starts, loses one that it has not read, and a program that it runs may have read another."""
+        self._end_input()
+
+    def _end_input(self) -> None:
+        if not self._ended.done():
+            if not self._typed:
+                self._typed += _END_OF_INPUT
+                self._type()
+            self._again = asyncio.get_running_loop().call_later(_END_AGAIN_SECONDS, self._end_input)
+
     def _type(self) -> None:
         loop = asyncio.get_running_loop()
         try:
@@ -135,6 +150,8 @@ class Terminal(Actor):
     async def __cleanup__(self, exc: Exception | None) -> None:
         if self._master < 0:
             return
+        if self._again is not None:
+            self._again.cancel()
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._master)
         loop.remove_writer(self._master)
@@ -180,7 +197,10 @@ async def _shell(host: HostMesh, env: Mapping[str, str], folder: str | None) -> 
         loop.add_signal_handler(signal.SIGWINCH, lambda: there.resize.broadcast(_size()))
         out = sys.stdout.buffer
         try:
-            with _typed(lambda keys: loop.call_soon_threadsafe(there.write.broadcast, keys)):
+            with _typed(
+                lambda keys: loop.call_soon_threadsafe(there.write.broadcast, keys),
+                lambda: loop.call_soon_threadsafe(there.end_input.broadcast),
+            ):
                 while not isinstance(said := await there.read.call_one(quiet_seconds()), int):
                     out.write(said)
                     out.flush()
@@ -200,17 +220,20 @@ def _size() -> tuple[int, int]:
 
 
 @contextmanager
-def _typed(take: Callable[[bytes], object]) -> Iterator[None]:
-    """Within the block `take` gets what is typed here, key by key, by a thread."""
+def _typed(take: Callable[[bytes], object], over: Callable[[], object]) -> Iterator[None]:
+    """Within the block `take` gets what is typed here, key by key, by a thread, and `over` is called at its end."""
     keys = sys.stdin.fileno()
     ends, end = os.pipe()
 
     def read() -> None:
+        last = b"\n"
         while ends not in (ready := select.select([keys, ends], [], [])[0]) and ready:
-            text = os.read(keys, _CHUNK)
-            take(text or _END_OF_INPUT)
-            if not text:
+            if not (text := os.read(keys, _CHUNK)):
+                if not last.endswith(b"\n"):
+                    take(b"\n")  # of a line that has no end yet, a shell would not take the end of input
+                over()
                 return
+            take(last := text)
 
     reader = threading.Thread(target=read, name="shell-input")
     before = termios.tcgetattr(keys) if os.isatty(keys) else None
