@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Counted up whenever an older host or controller would misread what a newer one says."""
 
 NONCE_BYTES = 32

@@ -199,8 +199,9 @@ class Connection(ABC):
         """The workers' process ids, by rank, once all have started."""
 
     @abstractmethod
-    def pids_here(self) -> dict[int, int]:
-        """The process ids of the workers on this host that have started, by rank. Takes no lock."""
+    def memory(self) -> dict[int, int]:
+        """The bytes of memory that the workers hold, by rank, as far as is known; on other hosts, when this was last
+        asked. Takes no lock, and waits for nothing."""
 
     @abstractmethod
     def news(self) -> None:
@@ -470,8 +471,8 @@ class LocalConnection(Connection):
     def _sleep(self, ranks: list[int]) -> None:
         self.workers.sleep(ranks, SLEEP_MILLISECONDS)
 
-    def pids_here(self) -> dict[int, int]:
-        return dict(self.workers.pids)
+    def memory(self) -> dict[int, int]:
+        return self.workers.memory()
 
     def pids(self) -> list[int]:
         with self.lock:

@@ -377,12 +377,12 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     # -- being watched -------------------------------------------------------------------------------------------------
 
     def look(self) -> tuple[int, dict[int, int]]:
-        """How many commands the workers were given and have not finished, and the process ids of those on this host, by
-        rank. Takes no lock, and waits for nothing."""
+        """How many commands the workers were given and have not finished, and how many bytes of memory each holds, by
+        rank: on other hosts, when this was last asked. Takes no lock, and waits for nothing."""
         connection = self._connection
         if connection.closing:
             return 0, {}
-        return max(0, connection.asked() - connection.finished()), connection.pids_here()
+        return max(0, connection.asked() - connection.finished()), connection.memory()
 
     def where(self) -> Mapping[int, Seen]:
         """Where the workers are, by rank: their stacks are asked for by signals. Without those of hosts that do not

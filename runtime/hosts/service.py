@@ -245,6 +245,7 @@ class _Part:
             "measured": self._measured,
             "links": self._count_links,
             "look": self._look_at_workers,
+            "memory": self._weigh_workers,
         }
 
     # -- down ------------------------------------------------------------------------------------------------------
@@ -357,6 +358,9 @@ class _Part:
             self._say("seen", json.dumps(seen).encode())
 
         threading.Thread(target=look, name="monarch look", daemon=True).start()
+
+    def _weigh_workers(self, head: dict[str, Any], data: Any) -> None:
+        self._say("memory", json.dumps(self._workers.memory()).encode())
 
     # -- up --------------------------------------------------------------------------------------------------------
 

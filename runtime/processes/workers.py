@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
-from monarch.runtime.processes.looking import Exit, Seen, state_of, where_is
+from monarch.runtime.processes.looking import Exit, Seen, memory_of, state_of, where_is
 from monarch.runtime.processes.parent import drop, how_ended, warm_parent
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
@@ -329,6 +329,10 @@ class Workers:
             stacks = where_is(pid) if asked else ""
             found[rank] = Seen(pid, words[line + signals.DONE], words[line + signals.PROGRESS], state, stacks)
         return found
+
+    def memory(self) -> dict[int, int]:
+        """The bytes of memory that the workers here hold, by rank, of those that have started."""
+        return {rank: memory_of(pid) for rank, pid in sorted(self.pids.items())}
 
     def stopped(self) -> list[int]:
         """The workers here that a signal has stopped."""

@@ -61,10 +61,9 @@ class _Mesh:
         first = max(self.first, now - SECONDS)
         rates = [counts.get(second, 0) for second in range(first, now)]  # the current second is not over
         executor = self.executor()
-        ahead, memory = 0, {}
+        ahead, memory = 0, dict[int, int]()
         if isinstance(executor, MeshExecutor) and not self.ended:
-            ahead, pids = executor.look()
-            memory = {rank: memory_of(pid) for rank, pid in sorted(pids.items())}
+            ahead, memory = executor.look()
         return {
             "name": self.name,
             "shape": self.shape,
@@ -133,7 +132,7 @@ class Watch:
 
         `program`    name, pid, host, seconds since the watch began, memory in bytes
         `meshes`     of workers: name, shape, running, program, steps, rate (a second), rates (the last seconds), queue
-                     (commands that the workers have not finished), memory (bytes, by rank, of workers on this host)
+                     (commands that the workers have not finished), memory (bytes, by rank)
         `processes`  of actors: name, pid, host, memory, answers, actors (name, class_name, queued, running: endpoints)
         `logs`       by name what `monarch.log` was given: pairs of step and value
         `failures`   the last ones, the newest first: time, what, summary, text

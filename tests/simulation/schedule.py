@@ -20,7 +20,8 @@ from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.healing import find_sources
 from monarch.runtime.controller.state import Remote
 from monarch.runtime.hosts import remote
-from monarch.runtime.hosts.remote import Inbox, RemoteConnection
+from monarch.runtime.hosts.inbox import Inbox
+from monarch.runtime.hosts.remote import RemoteConnection
 from monarch.runtime.shared.place import Place
 from tests.runtime.building import Building
 from tests.simulation.cluster import IDLE_SECONDS, Chances, Cluster

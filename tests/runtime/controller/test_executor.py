@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -527,3 +529,11 @@ def test_an_interrupt_behind_a_command_leaves_a_step_that_ran(monkeypatch: pytes
         assert torch.equal(executor.shards(state[0])[0], torch.full((3,), 2.0))
         executor.run(plan, [state[0]], bind)
         assert torch.equal(executor.shards(state[0])[0], torch.full((3,), 3.0))
+
+
+def test_the_memory_of_an_idle_mesh_is_known(executor: MeshExecutor) -> None:
+    """Also of workers on other hosts, which are asked, and answer later."""
+    end = time.monotonic() + 60
+    while len(memory := executor.look()[1]) < 4 and time.monotonic() < end:
+        os.sched_yield()
+    assert list(memory) == [0, 1, 2, 3] and min(memory.values()) > 1 << 20
