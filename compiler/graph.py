@@ -10,6 +10,7 @@ What a node carries, in `node.meta`:
     "why"       text: why the value has its layout, or why the collective is there
     "mesh"      in a graph of several meshes: the name of the part that has the value. A value without it depends on
                 none that has one, and every part that reads it computes it
+    "found"     whether a search has found the layout of an input, of a state, or that a `constrain` says
     "gathered"  positions of the operands that were gathered or reduced for an op that runs whole for want of a rule
 
 and while a report is made (`pipeline.compile_graph(graph, report=True)`):
@@ -100,6 +101,7 @@ class Graph:
     `fragments`  behind the cut, what is computed on each of them: a graph of one mesh, by the part's name, that sends
                  and receives. The nodes of this graph are then those of the program as it was traced
     `schedule`   of a program that runs a pipeline: what a plan's report says of its timetable
+    `free`       the labels of the states and the positions of the inputs whose layouts nobody has said
     """
 
     name: str
@@ -111,6 +113,7 @@ class Graph:
     parts: dict[str, Shape] = field(default_factory=dict)
     fragments: dict[str, Graph] = field(default_factory=dict)
     schedule: dict[str, Any] = field(default_factory=dict)
+    free: frozenset[str | int] = frozenset()
 
     # -- building ------------------------------------------------------------------------------------------------
 
@@ -223,6 +226,7 @@ class Graph:
             dict(self.parts),
             dict(self.fragments),
             dict(self.schedule),
+            self.free,
         )
 
     def copy(self) -> Graph:

@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -38,21 +38,25 @@ from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.plan.file import load_plan, plan_bytes
 from monarch.compiler.text import print_graph
 
+Compiled = Callable[[Graph, CompileOptions], Plan]
+
 _KEY = "key"
 """The name under which a plan's costs hold the key of its file."""
 
 
-def compile_kept(graph: Graph, options: CompileOptions) -> Plan:
-    """The plan of a traced graph (see `pipeline.compile_graph`): the one that is kept, or a new one, which is kept."""
+def compile_kept(graph: Graph, options: CompileOptions, compiled: Compiled | None = None, also: str = "") -> Plan:
+    """The plan of a traced graph (see `pipeline.compile_graph`): the one that is kept, or a new one, which is kept.
+    `compiled` makes it where another compiler does, and `also` is what else it then follows from."""
+    compiled = compiled or _compiled
     if not _may_keep(graph, options):
-        return _compiled(graph, options)
+        return compiled(graph, options)
     start = time.perf_counter()
     try:
         folder = private_folder("plans")
     except MonarchError as error:
         _say(str(error))
-        return _compiled(graph, options)
-    key = key_of(graph, options)
+        return compiled(graph, options)
+    key = key_of(graph, options, also)
     path = folder / f"{key}.mplan"
     plan = _read(path, key)
     if plan is not None:
@@ -61,7 +65,7 @@ def compile_kept(graph: Graph, options: CompileOptions) -> Plan:
         if wanted("plan"):
             say("plan", f"{graph.name}: the plan\n{plan.graph}")
         return plan
-    plan = _compiled(graph, options)
+    plan = compiled(graph, options)
     if "whole" not in plan.costs:
         _write(plan, path, key)
     return plan
@@ -88,10 +92,10 @@ def _is_known(graph: Graph) -> bool:
     return known and all(map(_is_known, graph.regions.values()))
 
 
-def key_of(graph: Graph, options: CompileOptions) -> str:
+def key_of(graph: Graph, options: CompileOptions, also: str = "") -> str:
     """What a graph's plan follows from, as the name of its file: a SHA-256 in hex."""
     digest = hashlib.sha256()
-    own = settings.kernels, str(torch.get_default_dtype())
+    own = settings.kernels, str(torch.get_default_dtype()), also
     for part in (print_graph(graph, paths=True, modules=True), repr(options), repr(own), _rules(), _versions()):
         digest.update(hashlib.sha256(part.encode()).digest())
     for label, tensor in _constants(graph):

@@ -31,12 +31,18 @@ def compile_graph(
     *,
     report: bool = False,
     kept: bool = False,
+    before: dict[str, Any] | None = None,
 ) -> Plan:
     """The plan of a traced graph; `report` fills what the inspector shows of it, and without one the plan may be that
-    which another process has `kept` on disk."""
+    which another process has `kept` on disk. Where layouts are to be found, `before` is what was found for the call
+    before."""
     if _compile is not None:
         return _compile(graph)
     report = report or reports_are_wanted()  # a trace is read with the report of the plan that it measured
+    if options.layouts:
+        door = load("monarch.compiler.search.door:compile_found")
+        found: Plan = door(graph, options, report=report, kept=kept, before=before)
+        return found
     if kept and not report:
         known: Plan = load("monarch.compiler.kept:compile_kept")(graph, options)
         return known
@@ -65,7 +71,9 @@ def eager_options(anomaly: str = "") -> CompileOptions:
 
 def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
     """A traced graph, partitioned for its mesh."""
-    partitioned: Graph = load("monarch.compiler.pipeline:partition_graph")(graph, options)
+    found = options.layouts != ""
+    by = "monarch.compiler.search.door:partition_found" if found else "monarch.compiler.pipeline:partition_graph"
+    partitioned: Graph = load(by)(graph, options)
     return partitioned
 
 

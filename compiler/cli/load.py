@@ -33,6 +33,7 @@ from monarch.compiler.pipeline import compile_graph, compile_template
 from monarch.compiler.plan import CompileOptions, MeshSpec, Plan
 from monarch.compiler.plan.file import load_plan
 from monarch.compiler.schedule.family import with_sizes
+from monarch.compiler.search.door import compile_found
 from monarch.compiler.symbols import Scope
 from monarch.language.programs.environment import find_environment
 from monarch.language.programs.program import Program
@@ -88,7 +89,8 @@ class LoadedProgram:
         `binaries` are `compile_graph`'s; the plan's costs say the memory of a worker of the cluster's."""
         options = self.options
         options = replace(options, target=target or options.target, strict=strict or options.strict)
-        plan = compile_graph(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
+        compiled = compile_found if options.layouts else compile_graph
+        plan = compiled(self.graph, options, report=True, progress=progress, cluster=cluster, binaries=binaries)
         memory = None if cluster is None else cluster.shared(self.mesh.workers).memory
         if cluster is not None and memory is not None:
             plan = replace(plan, costs=plan.costs | {"machine": {"name": cluster.name, "memory": memory}})
@@ -96,8 +98,8 @@ class LoadedProgram:
             return plan
         graph, scope = self.named
         try:
-            if options.target != "cpu" or options.memory_limit is not None:
-                raise MonarchError("a GPU's plan and one with a memory limit are for one size")
+            if options.target != "cpu" or options.memory_limit is not None or options.layouts:
+                raise MonarchError("a GPU's plan, one with a memory limit and one in layouts found are for one size")
             return with_sizes(plan, compile_template(graph, options, scope))
         except MonarchError as error:
             raise unnamed(self.path, scope.examples, error.message) from None
@@ -140,7 +142,7 @@ def load_program(
         path = path or _only(file, module)
         program = _on_mesh(_find(module, file, path), mesh, file, path)
         options = replace(program.options, memory_limit=memory_limit or program.options.memory_limit)
-        program.options = replace(program.options, memory_limit=None)  # no call is made here but to trace
+        program.options = replace(options, memory_limit=None, layouts="", machine="")  # calls are made to trace alone
         with users_errors(f"tracing {path}"):
             args, kwargs, examples = arguments_of(program, path, module, given or {})
             _check_mesh(program, args, kwargs, path)

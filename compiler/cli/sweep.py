@@ -12,7 +12,7 @@ from typing import Any
 
 from monarch.compiler.cli.compile import passes_shown
 from monarch.compiler.cli.load import LoadedProgram, load_program
-from monarch.compiler.cli.screen import amount, console, count, duration, heading, line, plain, print_json, size, table
+from monarch.compiler.cli.screen import amount, console, duration, heading, line, plain, print_json, size, table
 from monarch.compiler.cli.values import read_mesh, read_pairs
 from monarch.compiler.cost.cluster import Cluster, cluster_of, load_cluster
 from monarch.compiler.errors import MonarchError
@@ -70,6 +70,7 @@ def sweep(
         for text in mesh or ("",):
             say(f"tracing {program}" + (f" on {text}" if text else ""))
             loaded = load_program(program, read_mesh(text or None), given)
+            loaded = replace(loaded, options=replace(loaded.options, layouts="", machine=""))  # --auto searches
             if limit is not None:
                 loaded = loaded.limited(limit)
             for cluster, changed in product(clusters or [cluster_of(loaded.options.target)], layouts):
@@ -84,8 +85,8 @@ def sweep(
                 say(f"compiling for {loaded.mesh} on {cluster.name}")
                 rows.append(_row(laid, cluster, asked, keep))
     if as_json:
-        more = {"auto": [_answer(row, answer) for row, answer in answers]} if auto else {}
-        print_json({"program": program, "rows": [_data(row) for row in rows], **more})
+        each = [{"mesh": row.mesh, "machine": row.machine, **answer.data} for row, answer in answers]
+        print_json({"program": program, "rows": [_data(row) for row in rows], **({"auto": each} if auto else {})})
     else:
         _show(rows, program)
         for row, answer in answers:
@@ -188,23 +189,6 @@ def with_layouts(graph: Graph, overrides: list[tuple[str, str]]) -> Graph:
     return graph
 
 
-def _answer(row: Row, answer: Answer) -> dict[str, Any]:
-    laid = answer.chosen.layouts
-    return {
-        "mesh": row.mesh,
-        "machine": row.machine,
-        "chosen": answer.chosen.name,
-        "parameters": {label: str(each) for label, each in laid.states.items() if not StateKey.of(label).role},
-        "inputs": {str(position): str(layout) for position, layout in laid.inputs.items()},
-        "values": {name: str(layout) for name, layout in laid.values.items()},
-        "recomputed": answer.chosen.recomputed,
-        "why": list(answer.why),
-        "seconds": answer.seconds,
-        "solving": answer.solving,
-        "exact": answer.exact,
-    }
-
-
 # -- printing ----------------------------------------------------------------------------------------------------------
 
 
@@ -238,10 +222,8 @@ def _show_answer(row: Row, answer: Answer) -> None:
     out = console()
     more = "" if answer.exact else "; the solver's time was up, and there may be better ones"
     heading(out, f"{row.mesh} on {row.machine}", f"{answer.chosen.name}, {took}{more}")
-    for text in answer.why:
+    for text in answer.told:
         line(out, f"  {text}")
-    if answer.chosen.recomputed:
-        line(out, f"  {count(answer.chosen.recomputed, 'op')} computed again rather than kept")
 
 
 def _seconds(row: Row) -> float:

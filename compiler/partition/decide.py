@@ -19,6 +19,8 @@ from monarch.compiler.types import Layout, Placement, TensorType
 
 LAYOUT_LINE = "layout() at "
 """How a reason names a line of the user's: the line's place follows."""
+FOUND_LINE = "the layouts found "
+"""How a reason names layouts that a search has found: what they say follows."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ def pass_on(node: fx.Node, value: fx.Node) -> None:
         return
     if value.target is ops.recv:
         return  # it says itself why it is so
-    said = f"{LAYOUT_LINE}{provenance(node).source} says so too"
+    said = f"{FOUND_LINE}say" if node.meta.get("found") else f"{LAYOUT_LINE}{provenance(node).source} says"
     value.meta["decisions"] = tuple(
-        replace(own, why=f"{own.why}; {said}") if bound.why.startswith(LAYOUT_LINE) else own
+        replace(own, why=f"{own.why}; {said} so too") if bound.why.startswith((LAYOUT_LINE, FOUND_LINE)) else own
         for own, bound in zip(value.meta.get("decisions", ()), node.meta.get("decisions", ()), strict=True)
     )
 
@@ -103,6 +105,8 @@ class _Decider:
             where = f"the layout that {kind} {label!r} was given says so: {type_.layout}"
             if type_.layout.placement(self.dim) is None:
                 where = f"the layout that {kind} {label!r} was given, {type_.layout}, does not name '{self.dim}'"
+            if node.meta.get("found"):
+                where = f"{FOUND_LINE}put {kind} {label!r} so: {type_.layout}"
         else:
             where = f"a {kind} is whole on every worker"
         return Decided(self.dim, "", "", where)
@@ -112,6 +116,8 @@ class _Decider:
         others = self.alternatives(node, chosen)
         exact = self.choice.exact
         if node.target is ops.constrain:
+            if node.meta.get("found"):
+                return Decided(self.dim, "", "", f"{FOUND_LINE}put what is read of it so: {args_of(node)[1]}")
             return Decided(self.dim, "", "", f"{LAYOUT_LINE}{provenance(node).source} says {args_of(node)[1]}")
         if node.target is ops.recv:
             why = node.meta.get("received", "it comes from another mesh, and is received as its readers take it")

@@ -143,7 +143,8 @@ def _user_layouts(graph: Graph) -> Iterator[tuple[str, Layout]]:
         yield f"{node.meta['kind']} {node.meta['label']!r}", node.meta["type"].layout
     for node in graph.calls:
         if node.target is ops.constrain:
-            yield f"layout() at {provenance(node).source}", parse_layout(args_of(node)[1])
+            said = "the layouts found" if node.meta.get("found") else f"layout() at {provenance(node).source}"
+            yield said, parse_layout(args_of(node)[1])
 
 
 def _cycle(after: dict[str, dict[str, tuple[str, Layout]]], waiting: list[str]) -> LayoutError:

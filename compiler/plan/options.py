@@ -49,6 +49,10 @@ class CompileOptions:
 
     `redundancy`    1 where the program's state is to survive any single loss of a worker or a host: another worker
                     keeps copies of what the layouts replicate nowhere else (`survival.copies_for`)
+    `layouts`       "auto" where the layouts that nobody has said are searched for, those of parameters, inputs and
+                    activations (`search.door`); "" where they are as they are
+    `machine`       the machine on which these layouts are cheapest: one that ships, or a file (`cost.cluster`). "" for
+                    one host of the target's
     `anomaly`       what the workers look for in every value: "" (nothing), "nan", or "inf" (both); the step fails at
                     the first (`Mesh.detect_anomaly`). Goes with kernels="off"
 
@@ -64,6 +68,8 @@ class CompileOptions:
     strict: bool = False
     kernels: str | None = None
     redundancy: int = 0
+    layouts: str = ""
+    machine: str = ""
     anomaly: str = ""
 
     def __post_init__(self) -> None:
@@ -81,6 +87,21 @@ class CompileOptions:
             raise MonarchError(f"kernels={self.kernels!r}", hint="it is 'auto', 'all' or 'off'.")
         if type(self.redundancy) is not int or self.redundancy not in (0, 1):
             raise MonarchError(f"redundancy={str(self.redundancy)[:60]!r}", hint="it is 0, or 1 for any single loss.")
+        if self.layouts not in ("", "auto"):
+            raise MonarchError(
+                f"layouts={str(self.layouts)[:60]!r}",
+                hint="it is 'auto'. Layouts of your own go to module_to_mesh(model, mesh, layouts) for parameters,\n"
+                "and to annotations for arguments.",
+            )
+        if not isinstance(self.machine, str):
+            raise MonarchError(
+                f"machine={str(self.machine)[:60]!r}", hint="it is a name, 'h100-8', or a file, 'mine.toml'."
+            )
+        if self.machine and not self.layouts:
+            raise MonarchError(
+                f"machine={self.machine!r} says on what machine layouts are to be cheap, and none are searched for",
+                hint="say layouts='auto' too, or leave it out.",
+            )
         if self.anomaly not in ANOMALIES:
             raise MonarchError(f"anomaly={self.anomaly!r}", hint="it is '', 'nan' or 'inf'.")
 

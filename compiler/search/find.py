@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import LayoutError, MonarchError
@@ -26,6 +27,7 @@ from monarch.compiler.search.problem import Choice, Problem
 from monarch.compiler.search.sequence import Search
 from monarch.compiler.search.why import reasons
 from monarch.compiler.sizes import format_bytes
+from monarch.compiler.states import StateKey
 from monarch.compiler.types import Layout
 
 FOUND, WRITTEN = "layouts found", "layouts as written"
@@ -71,6 +73,38 @@ class Answer:
     solving: float
     exact: bool
     why: tuple[str, ...]
+
+    @property
+    def told(self) -> tuple[str, ...]:
+        """`why`, and what is computed again for the limit."""
+        again = self.chosen.recomputed
+        return (*self.why, *([f"{again} op{'s' * (again > 1)} computed again rather than kept"] if again else []))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """What was found, as a JSON value: layouts by name, position and value, and what each candidate comes to."""
+        laid = self.chosen.layouts
+        return {
+            "chosen": self.chosen.name,
+            "parameters": {label: str(each) for label, each in laid.states.items() if not StateKey.of(label).role},
+            "inputs": {str(position): str(layout) for position, layout in laid.inputs.items()},
+            "values": {name: str(layout) for name, layout in laid.values.items()},
+            "candidates": [
+                {
+                    "name": each.name,
+                    "seconds": None if each.estimate is None else each.estimate.seconds,
+                    "peak_bytes": None if each.estimate is None else each.estimate.peak,
+                    "error": each.error,
+                }
+                for each in self.candidates
+            ],
+            "limit": self.limit,
+            "recomputed": self.chosen.recomputed,
+            "why": list(self.why),
+            "seconds": self.seconds,
+            "solving": self.solving,
+            "exact": self.exact,
+        }
 
 
 def find_layouts(
@@ -133,11 +167,9 @@ def find_layouts(
         raise LayoutError(f"no layouts of '{graph.name}' can be compiled: {taken.error}")
     if not compiler.fits(taken):
         raise _too_small(graph, candidates, limit or 0)
-    why = (
-        reasons(problem, choice, taken.layouts)
-        if taken.name == FOUND
-        else (f"nothing was found that costs less: {taken.name}",)
-    )
+    why = [*reasons(problem, choice if taken.name == FOUND else None, taken.layouts)]
+    if taken.name != FOUND:
+        why.append(f"nothing was found that costs less: {taken.name}")
     options = replace(options, target=cluster.target, memory_limit=limit if taken.recomputed else None)
     return Answer(
         chosen=taken,

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from torch import fx
+
 from monarch.compiler import ops
 from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.search.problem import FORWARD, UPDATE, Choice, Problem
@@ -16,7 +18,7 @@ from monarch.compiler.types import Layout, TensorType, is_partial
 class Found:
     """Layouts of a program.
 
-    `states`  by label, of parameters and what optimizers keep for them
+    `states`  by label, of parameters and what optimizers keep for them, also where the step makes it first
     `inputs`  by position
     `values`  of activations and their gradients, by their names in the traced graph
     """
@@ -36,14 +38,32 @@ class Found:
         for node in graph.placeholders:
             at = self.states if node.meta["kind"] == "state" else self.inputs if node.meta["kind"] == "input" else {}
             if (layout := at.get(node.meta["label"])) is not None:
-                node.meta["type"] = node.meta["type"].with_layout(layout)
+                node.meta.update(type=node.meta["type"].with_layout(layout), found=True)
         for node in list(graph.calls):
             if (layout := self.values.get(node.name)) is not None:
                 with graph.fx.inserting_after(node):
                     laid = graph.fx.call_function(ops.constrain, (node, str(layout)))
-                laid.meta.update(type=node.meta["type"], provenance=provenance(node))
+                laid.meta.update(type=node.meta["type"], provenance=provenance(node), found=True)
                 node.replace_all_uses_with(laid, lambda user, laid=laid: user is not laid)  # type: ignore[misc]
+        self._lay_out_made(graph)
         return graph
+
+    def _lay_out_made(self, graph: Graph) -> None:
+        """What the step makes first, such as an optimizer's moments, has its layout from the start."""
+        updates = graph.updates
+        for label, node in made(graph):
+            if (layout := self.states.get(label)) is not None:
+                with graph.fx.inserting_before(graph.fx.output_node()):
+                    laid = graph.fx.call_function(ops.constrain, (node, str(layout)))
+                laid.meta.update(type=node.meta["type"], provenance=provenance(node), found=True)
+                updates[label] = laid
+        graph.set_output(graph.returns, updates)
+
+
+def made(graph: Graph) -> list[tuple[str, fx.Node]]:
+    """The states that a step makes and does not read, by label, with their values."""
+    states = graph.states
+    return [(label, node) for label, node in graph.updates.items() if label not in states]
 
 
 def written(graph: Graph, parameters: Mapping[str, Layout], inputs: Mapping[int, Layout] | None = None) -> Found:

@@ -182,7 +182,12 @@ def _run(program: _Program, known: Mapping[int, float], seconds: float) -> tuple
     import highspy
     import numpy as np
 
-    highs = highspy.Highs()
+    class Quiet(highspy.Highs):
+        def enableCallbacks(self) -> None:  # the first thing that it does, which would print its version
+            self.setOptionValue("output_flag", False)
+            super().enableCallbacks()
+
+    highs = Quiet()
     for option, value in (("output_flag", False), ("threads", 1), ("mip_rel_gap", GAP)):
         highs.setOptionValue(option, value)
     columns, lp = len(program.cost), highspy.HighsLp()

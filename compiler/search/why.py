@@ -14,17 +14,20 @@ from monarch.compiler.types import is_partial
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def reasons(problem: Problem, chosen: Mapping[int, Choice], layouts: Found) -> Iterator[str]:
-    """A line for each input, for each kind of parameter, and for each layout of values between layers."""
+def reasons(problem: Problem, chosen: Mapping[int, Choice] | None, layouts: Found) -> Iterator[str]:
+    """A line for each input, for each kind of parameter, and for each layout of values between layers; without `chosen`
+    the layouts alone."""
     for position, layout in layouts.inputs.items():
         yield f"input {position} {layout}"
     for kind in problem.kinds:
         if not kind.is_state or kind.fixed is not None or StateKey.of(str(kind.node.meta["label"])).role:
             continue
         label = str(kind.node.meta["label"])
+        if label not in layouts.states:
+            continue
         name = _NUMBER.sub("*", label) if len(kind.nodes) > 1 else label
         times = f" ({len(kind.nodes)})" if len(kind.nodes) > 1 else ""
-        why = _why(problem, chosen, kind)
+        why = [] if chosen is None else _why(problem, chosen, kind)
         yield f"{name}{times} {layouts.states[label]}" + (f": {'; '.join(why)}" if why else "")
     between: dict[tuple[str, str], int] = {}
     types = {node.name: str(node.meta["type"]) for kind in problem.kinds for node in kind.nodes}

@@ -78,9 +78,11 @@ def distribute(
     if tensor.grad_fn is not None and torch.is_grad_enabled():
         moved: DistributedTensor = _Moved.apply(tensor, mesh, type_.with_layout(spec))
         return moved
-    return place(
+    placed = place(
         _fetched(tensor).requires_grad_(tensor.is_leaf and tensor.requires_grad), mesh, type_.with_layout(spec)
     )
+    placed._ref.cell.free = not given
+    return placed
 
 
 class _Moved(torch.autograd.Function):
@@ -180,6 +182,7 @@ def module_to_mesh(
     unmade = unmade_parts(module)
     placed: dict[int, DistributedTensor] = {}
     types: dict[int, tuple[str, TensorType]] = {}
+    bound = set[int]() if layouts is None else {id(names[name]) for name in chosen}
     for name, tensor in names.items():
         if isinstance(tensor, DistributedTensor):
             continue
@@ -213,6 +216,7 @@ def module_to_mesh(
     for name, tensor in names.items():
         if id(tensor) in types and id(tensor) not in placed:
             made: Any = place(tensor.detach(), meshes.get(name, mesh), types[id(tensor)][1])
+            made._ref.cell.free = id(tensor) not in bound
             if isinstance(tensor, nn.Parameter):
                 made = nn.Parameter(made, requires_grad=tensor.requires_grad)
                 _take_over(made, tensor)

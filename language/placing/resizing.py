@@ -15,8 +15,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.execution.executor import Handle, Resizable
 from monarch.compiler.mesh import Shape
 from monarch.compiler.types import Layout, TensorType
-from monarch.language.placing.replacing import from_handle
-from monarch.language.recorder.constrain import constrain
+from monarch.language.placing.replacing import from_handle, laid_out
 from monarch.language.recorder.recording import current_program, outside_programs, turns
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -114,26 +113,11 @@ def _resharded(
     """A value in its layout on another mesh: gathered along the dims that change, carried over, and cut anew."""
     layout = handle.type.layout
     gathered = layout.only([name for name in layout.mesh_dims if name not in changed])
-    whole = _laid_out(here, handle, gathered, executor)
+    whole = laid_out(here, handle, gathered)
     executor.spread([whole], shape)
     executor.carry(whole, shape, whole.type)
     # A sum that was pending has been added up.
-    return _laid_out(there, whole, Layout(layout.shards, gathered.partial, layout.varying), executor)
-
-
-def _laid_out(mesh: Mesh, handle: Handle, layout: Layout, executor: Resizable) -> Handle:
-    """The value in another layout: a new one."""
-    tensor = constrain(from_handle(mesh, handle.type, handle), layout)
-    mesh.flush()
-    made = tensor._ref.cell.handle
-    assert made is not None
-    found = made.type.layout
-    if found != layout:  # along a dim of one worker all layouts are one
-        assert all(
-            mesh.spec.sizes[name] == 1 or found.placement(name) == layout.placement(name) for name in mesh.spec.names
-        )
-        executor.carry(made, mesh._shape, made.type.with_layout(layout))
-    return made
+    return laid_out(there, whole, Layout(layout.shards, gathered.partial, layout.varying))
 
 
 def _refuse_varying(mesh: Mesh, handles: Collection[Handle], changed: Collection[str]) -> None:

@@ -198,7 +198,8 @@ class Program(Generic[P, R]):
     def _keeps_names(self) -> bool:
         """Whether its plans can be for all values of named sizes."""
         options = self.options
-        return options.target == "cpu" and options.memory_limit is None and compiles_templates() and not looked_at
+        plain = options.memory_limit is None and not options.layouts
+        return options.target == "cpu" and plain and compiles_templates() and not looked_at
 
     def _trace_and_run(self, entry: Entry, call: Call) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
@@ -265,7 +266,9 @@ class Program(Generic[P, R]):
             compiled = self._memory.families.compiled(call, found)
         if compiled is None:
             with found.mesh.spending("compile", self._name):
-                compiled = Compiled(found, self.options.looking_for(found.mesh._anomaly), call.values)
+                before = next((known.plan.costs.get("layouts") for known in entry.compiled), None)
+                options = self.options.looking_for(found.mesh._anomaly)
+                compiled = Compiled(found, options, call.values, before)
         return found, compiled
 
     def _say(self, entry: Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
@@ -412,6 +415,8 @@ def program(
     *,
     mesh: Mesh | None = None,
     memory_limit: str | int | None = None,
+    layouts: Literal["auto"] | None = None,
+    machine: str | None = None,
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
     target: str = "cpu",
@@ -424,6 +429,8 @@ def program(
     *,
     mesh: Mesh | None = None,
     memory_limit: str | int | None = None,
+    layouts: Literal["auto"] | None = None,
+    machine: str | None = None,
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
     target: str = "cpu",
@@ -437,6 +444,8 @@ def program(
     *,
     mesh: Mesh | None = None,
     memory_limit: str | int | None = None,
+    layouts: Literal["auto"] | None = None,
+    machine: str | None = None,
     rounding: Rounding = "eager",
     collectives: Backend = "monarch",
     target: str = "cpu",
@@ -476,6 +485,15 @@ def program(
     or a number of bytes. Within it, values are computed again for the backward pass rather than kept, with the same
     bits; a limit that cannot be kept is an error when the program is compiled, with what lives at the peak.
 
+    `layouts="auto"` has the layouts that nobody has said searched for when the program is first compiled: those of
+    parameters and buffers that `module_to_mesh` was given none for, with what optimizers keep for them, of tensors that
+    `distribute` was given none for, of plain arguments whose annotation shards nothing, and of activations. Of the
+    layouts found, those as written, data parallel and fully sharded ones the cheapest is taken in which a worker holds
+    no more than `memory_limit`. Before its first step the states get these layouts, which bind from then on: other
+    programs find them so. `machine` says where it is to be cheap: one that ships ("h100-8"), or the file that `monarch
+    doctor --measure` writes; of the program's target, which by itself stands for one host. `program.compile(...)` has
+    what was found in `plan.costs["layouts"]`, and `monarchc inspect` shows it.
+
     `rounding` says when values in bf16 and f16 are rounded in generated kernels: "eager", after every op, as PyTorch
     does, or "chain", only where a kernel stores them.
 
@@ -507,6 +525,8 @@ def program(
     options = CompileOptions(
         target=target,
         memory_limit=None if memory_limit is None else parse_bytes(memory_limit, "memory_limit"),
+        layouts="" if layouts is None else layouts,
+        machine="" if machine is None else machine,
         rounding=rounding,
         collectives=collectives,
         cuda_graphs=cuda_graphs,

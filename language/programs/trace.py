@@ -18,6 +18,7 @@ from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.functionalize import functionalize
+from monarch.compiler.states import StateKey
 from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
@@ -119,6 +120,8 @@ class Trace:
     """The plain arguments, by number, that the program has require a gradient, or none."""
     scope: Scope | None
     """The named sizes that it is valid for all values of, under conditions; None where it has none."""
+    free: frozenset[str | int]
+    """The states, by label, and the arguments, by number, whose layouts nobody has said."""
     large: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]
     """The large plain tensors from outside that ops have read, each with its content."""
     cannot: tuple[str, Source | None] | None
@@ -133,7 +136,7 @@ class Trace:
         updates = {label: entry.value for (label, _), entry in zip(self.states, self._state_inputs, strict=True)}
         updates.update({label: value for label, _, value in self.escapes})
         names = {mesh: name for name, mesh in self.meshes.items()}
-        return functionalize(
+        graph, aliases = functionalize(
             self.tape,
             name=self.name,
             mesh=self.mesh._workers.spec if names else self.mesh.spec,
@@ -142,6 +145,8 @@ class Trace:
             parts={name: mesh._shape for name, mesh in self.meshes.items()},
             homes={value: names[mesh] for value, mesh in self.homes.items()},
         )
+        graph.free = self.free
+        return graph, aliases
 
     @property
     def executor(self) -> Executor:
@@ -389,11 +394,24 @@ def _trace(
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
         scope=None if symbols is None else symbols.scope,
+        free=_free(states, leaves, types),
         large=large,
         cannot=cannot,
         changes=changed,
         undo=undo,
     )
+
+
+def _free(states: list[tuple[str, Cell]], leaves: list[Any], types: Mapping[int, TensorType]) -> frozenset[str | int]:
+    """The states and arguments whose layouts nobody has said: what an optimizer keeps for a parameter, and its
+    gradient, are as free as the parameter is."""
+    free: set[str | int] = {label for label, cell in states if cell.free}
+    free |= {label for label, _ in states if (key := StateKey.of(label)).role and key.parameter in free}
+    return frozenset(free) | {
+        number
+        for number, type_ in types.items()
+        if type_.layout.is_replicated and not isinstance(leaves[number], DistributedTensor)
+    }
 
 
 def _unscoped(key: Any) -> Any:

@@ -23,6 +23,7 @@ from monarch.compiler.symbols import is_named, value_at
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
+from monarch.language.placing.replacing import reshard
 from monarch.language.programs.effects import Again, Change, Gradients, Outcome, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain
@@ -43,13 +44,20 @@ _REF, _PARENT, _CELL, _FAILURE, _HANDLE, _TYPE = map(attrgetter, "_ref parent ce
 
 
 class Compiled:
-    """The plan of a traced graph, which all traces with this graph share. `values` are those of its named sizes."""
+    """The plan of a traced graph, which all traces with this graph share. `values` are those of its named sizes, and
+    `before` is what a search for layouts has found for the call before."""
 
-    def __init__(self, trace: Trace, options: CompileOptions, values: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        options: CompileOptions,
+        values: Mapping[str, int] = MappingProxyType({}),
+        before: dict[str, Any] | None = None,
+    ) -> None:
         self.values = values
         self.template: Template | None = None
         if trace.scope is None:
-            self.plan: Plan = compile_graph(trace.graph, options, kept=True)
+            self.plan: Plan = compile_graph(trace.graph, options, kept=True, before=before)
         else:
             self.template = compile_template(trace.graph, options, trace.scope)
             self.plan = self.template.at(values, again=True)
@@ -58,6 +66,8 @@ class Compiled:
         """In which run, from the next on, it gets a plan with generated kernels; 0 where it has what it gets."""
         self.key = trace.key
         self.constants = trace.constants
+        self.free = trace.free if options.layouts else None
+        """Where layouts are searched for, those that nobody had said."""
         self.state_labels = [label for label, _ in trace.states]
         self.escape_labels = [label for label, _, _ in trace.escapes]
         self.aliases: dict[str, list[str]] = {}
@@ -117,9 +127,19 @@ class Compiled:
         return (
             (self.template is None) == (trace.scope is None)
             and self.key == trace.key
+            and (self.free is None or self.free == trace.free)
             and len(self.constants) == len(trace.constants)
             and all(same_content(a, b) for a, b in zip(self.constants, trace.constants, strict=True))
         )
+
+    def lay_out(self, cells: list[Cell]) -> None:
+        """Give states the layouts that were found for them. From now on these bind."""
+        if self.free is None:
+            return
+        found = [(cells[number], type_) for number, type_ in self.layouts]
+        reshard([(cell, type_.layout) for cell, type_ in found if cell.type != type_])
+        for cell in cells:
+            cell.free = False
 
     def run(
         self,
@@ -229,6 +249,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     for mesh, own in trace.by_mesh(cells):
         mesh.keep(own)
     trace.mesh.name(trace.states)
+    compiled.lay_out(cells)
 
     undo = undoing(trace.changes)
 

@@ -50,7 +50,7 @@ class Cell:
     """The storage behind a tensor and all its views: data on the workers (`handle`), or a value still being
     recorded."""
 
-    __slots__ = ("__weakref__", "_type", "cut", "failure", "handle", "kept", "mesh", "placed", "recording")
+    __slots__ = ("__weakref__", "_type", "cut", "failure", "free", "handle", "kept", "mesh", "placed", "recording")
 
     def __init__(self, mesh: Mesh, type: TensorType, handle: Handle | None = None, placed: bool = False) -> None:
         self.mesh = mesh
@@ -59,6 +59,7 @@ class Cell:
         self.placed = placed or handle is not None  # its layout is known, not still the partitioner's to choose
         self.recording: Recorded | None = None
         self.failure: Failure | None = None
+        self.free = False  # nobody has said its layout, and a program with layouts="auto" may choose one
         self.cut = False  # a program left it in Python, and with it the history that autograd had of it
         self._type = type
 

@@ -20,7 +20,7 @@ NAMES += [
     if "```python" in path.read_text()
 ]
 PAGES = {name: (DOCS / name).read_text() for name in NAMES}
-WARNS = ("guide/models.md", "howto/hugging-face.md")
+WARNS = ("guide/layouts.md", "guide/models.md", "howto/hugging-face.md")
 """Of these pages programs say more on standard error: `transformers` does."""
 PROGRAMS = [(name, number) for name, page in PAGES.items() for number in range(len(PROGRAM.findall(page)))]
 

@@ -109,6 +109,10 @@ def show(out: Console, plan: Plan) -> None:
     line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {workers}, for {plan.made_for}")
     line(out, plain(f"hash {plan.hash}", "dim"))
     _interface(out, found)
+    for title, note, lines in _layouts_found(plan.costs):
+        heading(out, title, note)
+        for text in lines:
+            line(out, plain(f"  {text}"))
     if "phases" in found:
         _by_phase(out, found["phases"], plan.target)
     if collectives := _collectives(plan.costs):
@@ -279,6 +283,22 @@ def _collectives(costs: dict[str, Any]) -> list[tuple[object, ...]]:
                     (mesh_dims, op, f"{numbers['count']:,}", f"{numbers['tensors']:,}", size(numbers["bytes"]))
                 )
     return found
+
+
+def _layouts_found(costs: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
+    """What a search for layouts chose and why, and what each of its candidates comes to."""
+    found = costs.get("layouts")
+    if not isinstance(found, dict):
+        return []
+    why, candidates = found.get("why"), found.get("candidates")
+    if not isinstance(why, list) or not isinstance(candidates, list):
+        return []
+    lines = [str(each) for each in why]
+    for each in candidates:
+        name, seconds, peak_bytes = (each.get(key) for key in ("name", "seconds", "peak_bytes"))
+        if _is_number(seconds) and _is_number(peak_bytes):
+            lines.append(f"{name}: {duration(seconds)} a step, {size(peak_bytes)} a worker")
+    return [("layouts", f"{found.get('chosen')}, for {found.get('machine')}", lines)]
 
 
 def _seconds(costs: dict[str, Any]) -> list[tuple[str, float]]:

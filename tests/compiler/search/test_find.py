@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from monarch.compiler.cost.cluster import cluster_of, load_cluster
 from monarch.compiler.errors import LayoutError, MonarchError
 from monarch.compiler.inspect.estimate import estimate
+from monarch.compiler.inspect.why import explain
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
@@ -124,3 +126,21 @@ def test_graphs_with_loops_are_refused() -> None:
 def test_layouts_of_nothing_change_nothing() -> None:
     graph = parse_graph(BOUND)
     assert str(Found().on(graph)) == str(graph)
+
+
+def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """HiGHS prints its version when it is made, before what a command prints as JSON."""
+    find_layouts(parse_graph(BOUND), CPU)
+    ctypes.CDLL(None).fflush(None)
+    assert capfd.readouterr().out == ""
+
+
+def test_why_tells_what_was_found_from_what_the_user_said() -> None:
+    graph = parse_graph(BOUND)
+    answer = find_layouts(graph, CPU, bound=frozenset(["w"]))
+    found = Found({"v": parse_layout("[@a, -]")}, {}, {"h": parse_layout("[@a, -]")})
+    plan = compile_graph(found.on(graph), report=True)
+    assert "the layouts found put state 'v' so: [@a, -]" in str(explain(plan, "v"))
+    assert "the layout that state 'w' was given" in str(explain(plan, "w"))
+    assert "layout() at" not in str(explain(plan, "h"))
+    assert answer.data["chosen"] == answer.chosen.name and answer.data["parameters"].keys() <= {"v"}
