@@ -146,11 +146,12 @@ class Merged:
             for operand in self.joined(node) if node in self.places else ():
                 group |= groups[operand]
             groups.update(dict.fromkeys(group, group))
+        split = set(filter(is_split, self.sources))
         chosen = {
             id(group)
-            for group in groups.values()
+            for group in {id(group): group for group in groups.values()}.values()
             if not group.isdisjoint(self.wanting)
-            and any(node in group and is_split(node) for node in self.sources)
+            and not group.isdisjoint(split)
             and not any(is_sharded(weight) for node in group for weight in self._weights(node))
         }
         apart: dict[fx.Node, fx.Node] = {}

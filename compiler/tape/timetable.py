@@ -63,7 +63,7 @@ class Timetable:
     barriers: tuple[Barrier, ...] = ()
     """Where the stages wait until all microbatches have come, in the order of the forward pass."""
 
-    @property
+    @cached_property
     def is_split(self) -> bool:
         """Whether the gradients of weights are computed apart from those of inputs."""
         return any(entry.action == WEIGHTS for entry in self.entries)

@@ -70,6 +70,7 @@ class Library:
                     if callable(value):
                         self._note(base, vars(base), name)
         expected: list[Any] = []
+        self._reads = []
         for _, entries, known in self._functions.values():
             names = [*known, next(iter(known))]  # of two and more names a getter gives a tuple
             self._reads.append((operator.itemgetter(*names), entries))

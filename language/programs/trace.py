@@ -32,6 +32,7 @@ from monarch.language.programs.held import PLAIN, Contents, Held
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
+from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
@@ -273,6 +274,7 @@ def _trace(
     ]
     for root in (*(root for _, root in roots), *environment.optimizers.values()):
         snapshot.visit(root)
+    recording.repeatable = Repeatable(snapshot, entered, roots)
 
     def undo() -> None:
         snapshot.restore()

@@ -102,6 +102,17 @@ def counting_streams() -> Iterator[None]:
         torch.default_generator.set_state(state)
 
 
+def drawn_streams() -> int | None:
+    """How many streams the program that is traced has drawn; None where it has seeded the generator."""
+    drawn = torch.default_generator.initial_seed() - _FIRST_STREAM
+    return drawn if 0 <= drawn < 2**24 else None
+
+
+def skip_streams(count: int) -> None:
+    """Take this many streams as drawn."""
+    torch.default_generator.manual_seed(torch.default_generator.initial_seed() + count)
+
+
 def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> DistributedTensor:
     mesh = like.mesh if like is not None else mesh_now()
     recording = recording_for(mesh)

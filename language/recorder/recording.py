@@ -70,6 +70,8 @@ class Recording:
         """The arguments of which nothing says on which mesh they are, by their values' numbers."""
         self.places: Places | None = None
         """Where values are, in a program of several meshes."""
+        self.repeatable: Any = None
+        """What says whether a program's Python would do the same again (`programs.repeatable.Repeatable`)."""
         self.generator: torch.Tensor | None = None
         """The state of PyTorch's generator before the first seed was drawn from it, outside of programs."""
 
@@ -77,6 +79,7 @@ class Recording:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
         self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
         self.plain, self.large, self.steps, self.regions = {}, {}, [], []
+        self.repeatable = None
 
     # -- values --------------------------------------------------------------------------------------------------
 

@@ -23,9 +23,11 @@ from monarch.compiler.tape import Barrier, Timetable
 from monarch.language import Mesh
 from monarch.language.placing.distribute import module_to_mesh
 from monarch.language.recorder.recording import current_program
+from monarch.language.recorder.repeating import Repeats
 from monarch.language.recorder.tasks import belonging_to, take_timetable
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.losses import Counted, adds_up
@@ -181,8 +183,14 @@ class Pipeline(nn.Module):
                     counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
         if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
             total = _backward([loss_at(0, outputs[0])])
+            repeats = Repeats(recording, (self.model, loss_fn))
             for k in range(1, count):
-                total = total + _backward([loss_at(k, runs[k].run(*given[k][:2]))])
+                rows_of_k = [leaf for leaf in pytree.tree_leaves(given[k]) if isinstance(leaf, DistributedTensor)]
+
+                def traced(k: int = k) -> torch.Tensor:
+                    return _backward([loss_at(k, runs[k].run(*given[k][:2]))])
+
+                total = total + repeats.loss_of(k, own[k], rows_of_k, traced)
         elif alike:
             total = _backward([loss_at(k, output) for k, output in enumerate(outputs)])
         else:

@@ -1,0 +1,59 @@
+"""Whether Python code that a program has run would do the same if it were run once more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from monarch.language.programs.classify import OPAQUE, kind_of
+from monarch.language.programs.entered import Entered
+from monarch.language.programs.guards import Guards
+from monarch.language.programs.held import Contents, Held, same_entries
+from monarch.language.programs.nodes import Path
+from monarch.language.programs.snapshot import Snapshot
+
+
+@dataclass(eq=False)
+class Seen:
+    """What Python holds that a program can have read: of each object what has changed since the trace met it."""
+
+    held: list[Held]
+    now: dict[int, Contents | None]
+    codes: int
+    """How many of the user's functions were entered."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Seen) or self.codes != other.codes or self.now.keys() != other.now.keys():
+            return False
+        return all(
+            mine is theirs or (mine is not None and theirs is not None and same_entries(mine, theirs))
+            for mine, theirs in zip(self.now.values(), other.now.values(), strict=True)
+        )
+
+
+class Repeatable:
+    """Looks at the Python of a program that is being traced."""
+
+    def __init__(self, snapshot: Snapshot, entered: Entered, roots: list[tuple[Path, Any]]) -> None:
+        self._snapshot = snapshot
+        self._entered = entered
+        self._roots = roots
+
+    def seen(self, *reached: Any) -> Seen | None:
+        """What Python holds now of what the program has met, and of what can be `reached` from objects that it may have
+        made; None where an object of that does not show its state. Where two of these are equal, what ran in
+        between has changed nothing: run again it does the same, as far as guards say the same of a program."""
+        met, own = self._snapshot.held, Snapshot()
+        for each in reached:
+            if id(each) not in met:
+                own.visit(each)
+        made = {ident: held for ident, held in own.held.items() if ident not in met}
+        if own.full or any(kind_of(value) == OPAQUE for held in made.values() for value in held.before[1]):
+            return None
+        now = {ident: held.changed() for ident, held in met.items()} | {i: held.before for i, held in made.items()}
+        return Seen([*met.values(), *made.values()], now, len(self._entered.codes))
+
+    def proves(self) -> bool:
+        """Whether guards can follow all that the program has read so far."""
+        guards = Guards(self._snapshot, self._entered, self._roots, set(), set(), set(), set())
+        return guards.unproven is None
