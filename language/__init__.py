@@ -21,7 +21,7 @@ from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
 from monarch.language.recorder.scan import scan
 from monarch.language.recorder.transfer import transfer
-from monarch.language.recorder.varying import position
+from monarch.language.recorder.varying import plainly, position
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.tensor import DistributedTensor
@@ -69,6 +69,7 @@ operations.is_tracing = is_tracing
 operations.discard = discard
 operations.flush = flush
 operations.adopt = from_shards
+operations.plainly = plainly
 operations.position = position
 operations.reduce = reduce
 operations.slice_mesh = slice_mesh

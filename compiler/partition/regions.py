@@ -108,7 +108,7 @@ class Edge:
         ways: dict[Strategy, float] = {}
         for taken in dict.fromkeys(candidates):
             given, cost = self.tried(taken)
-            factor = "" if all(each is None for each in (*taken, *given)) else REGION
+            factor = "" if all(each is None for each in taken) else REGION  # what its regions shard is the user's
             ways[Strategy(taken, given, factor)] = cost
         types = self.node.meta["type"]
         return RegionRule(

@@ -31,6 +31,7 @@ from monarch.language.compile import compile_graph, eager_options
 from monarch.language.eager.failures import drop_gradients, first_failed, without
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.recording import Recording, turns
+from monarch.language.recorder.varying import plainly
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import Cell, Failure
 
@@ -58,7 +59,7 @@ def flush(mesh: Mesh, program: str = "") -> None:
 
     Raises DeviceMeshError where the mesh is lost. Before the call of a `program`, which is then the step that fails,
     what was recorded stays so: it runs once the mesh is healed. Otherwise it is what fails, and is not applied."""
-    with turns:
+    with turns, plainly():
         mesh.settle()
         while (recording := mesh.pending) is not None:
             live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]

@@ -34,6 +34,7 @@ from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
 from monarch.language.recorder.recording import current_program, turns
+from monarch.language.recorder.varying import plainly
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh, looked_at, open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
@@ -110,7 +111,7 @@ class Program(Generic[P, R]):
         if is_watched():
             call = self._call_of(args, kwargs)
             return run_itself(call, self._find_mesh(call.leaves, find_environment(self.__wrapped__)))
-        with turns:
+        with turns, plainly():
             result = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
         return result
 

@@ -38,7 +38,7 @@ def _record(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:
 
 
 def constrain(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:
-    result: DistributedTensor = _Constrain.apply(tensor, layout)
+    result: DistributedTensor = _Constrain.apply(recording_for(tensor.mesh).taken(tensor), layout)
     return result
 
 

@@ -120,10 +120,12 @@ class _OnMesh(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        makes = any("Tensor" in str(value.type) for value in func._schema.returns)
-        if find_mesh(args, kwargs) is not None or (makes and next(tensors_in((*args, *kwargs.values())), None) is None):
-            return dispatch(func, args, kwargs)
-        return func(*args, **kwargs)
+        if find_mesh(args, kwargs) is None:
+            takes = next(tensors_in((*args, *kwargs.values())), None) is not None
+            makes = any("Tensor" in str(value.type) for value in func._schema.returns)
+            if takes or not makes or not active.regions:
+                return func(*args, **kwargs)
+        return dispatch(func, args, kwargs)
 
 
 @contextmanager

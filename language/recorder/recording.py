@@ -237,6 +237,11 @@ class Recording:
         if content.nbytes > LARGE and not self.is_own(tensor):
             self.large[id(tensor)] = weakref.ref(tensor), content
 
+    def taken(self, tensor: DistributedTensor) -> DistributedTensor:
+        """An operand as an autograd.Function of ours is to take it, which no mode of PyTorch's sees: regions give a
+        stand-in where its gradient would be lost."""
+        return tensor
+
     def meet(self, tensor: DistributedTensor) -> None:
         """Look at an operand before it is recorded: regions do."""
 

@@ -78,6 +78,7 @@ class RegionRecording(Recording):
         if (read := self.reads.get(id(ref.cell))) is not None:
             return read[1]
         self.outer.value_of(ref)
+        self._refuse_varying(ref.cell)
         mesh = self.outer.where(ref)
         if mesh is not None and mesh is not self.mesh and self._settled:
             raise mesh_error(self.mesh, mesh)
@@ -91,11 +92,23 @@ class RegionRecording(Recording):
     def _take(self, value: Value) -> None:
         self.tape.inputs.append(Input(value, "input", len(self.tape.inputs), value.type))
 
+    def _refuse_varying(self, cell: Cell) -> None:
+        """Raises ProgramError for an input that varies: within a region each is the same on all workers."""
+        if varying := cell.type.layout.varying:
+            raise ProgramError(
+                f"{cell.type} varies along '{varying[0]}', and goes into {self.inside}",
+                hint=f"reduce it first, as monarch.reduce(x, {varying[0]!r}, 'avg') does; or put the whole of the "
+                "per-worker code into the branch or the loop.",
+                source=user_source(),
+            )
+
     def constant(self, tensor: torch.Tensor) -> DistributedTensor:
         return self.outer.constant(tensor)
 
     def given(self, like: torch.Tensor, requires_grad: bool = False) -> DistributedTensor:
         """An input that stands for no one value of the program."""
+        if isinstance(like, DistributedTensor):
+            self._refuse_varying(like._ref.cell)
         fake = make_fake(tuple(like.shape), like.dtype)
         value = self.tape.value(fake)
         self._take(value)
@@ -126,6 +139,10 @@ class RegionRecording(Recording):
             and tensor._ref.recording is not self  # nor a view that was made here of what is outside
             and not tensor._stands_in
         )
+
+    def taken(self, tensor: DistributedTensor) -> DistributedTensor:
+        made: Any = self.stand_in(tensor) if self.is_outside(tensor) else tensor
+        return made
 
     def meet(self, tensor: DistributedTensor) -> None:
         """Raises ProgramError for a tensor that should have a stand-in: its gradient would be lost."""

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -47,6 +48,16 @@ def active_dims(mesh: Mesh) -> tuple[str, ...]:
     return tuple(dim for dim in mesh.mesh_dim_names if dim in found)
 
 
+@contextmanager
+def plainly() -> Iterator[None]:
+    """What the controller does for itself within per-worker code: the plain tensors that it makes stay plain."""
+    before, active.regions = active.regions, ()
+    try:
+        yield
+    finally:
+        active.regions = before
+
+
 def varying_of(tensor: DistributedTensor) -> tuple[str, ...]:
     """The mesh dims along which a tensor varies."""
     return tensor._ref.cell.type.layout.varying
@@ -68,20 +79,20 @@ def vary(tensor: DistributedTensor, dims: Iterable[str]) -> DistributedTensor:
 
 def to_varying(tensor: DistributedTensor, mesh_dim: str, dim: int | None) -> DistributedTensor:
     """Each worker's own block of `dim` along the mesh dim, which has to divide it; with None the whole tensor."""
-    made: DistributedTensor = _ToVarying.apply(tensor, mesh_dim, dim)
+    made: DistributedTensor = _ToVarying.apply(recording_for(tensor.mesh).taken(tensor), mesh_dim, dim)
     return made
 
 
 def from_varying(tensor: DistributedTensor, mesh_dim: str, placement: int | str) -> DistributedTensor:
     """What the workers along the mesh dim have of their own as one value: blocks of the dim `placement`, or what the
     reduction `placement` makes of them."""
-    made: DistributedTensor = _FromVarying.apply(tensor, mesh_dim, placement)
+    made: DistributedTensor = _FromVarying.apply(recording_for(tensor.mesh).taken(tensor), mesh_dim, placement)
     return made
 
 
 def permute(tensor: DistributedTensor, mesh_dims: tuple[str, ...], pairs: Pairs) -> DistributedTensor:
     """For each (source, target) of `pairs` the target has what the source had; others have zeros."""
-    made: DistributedTensor = _Permute.apply(tensor, mesh_dims, pairs)
+    made: DistributedTensor = _Permute.apply(recording_for(tensor.mesh).taken(tensor), mesh_dims, pairs)
     return made
 
 

@@ -358,7 +358,8 @@ class Mesh(MeshAlgebra):
     def fetch(self, ask: Callable[[Executor], T]) -> T:
         """The executor's answer. Where a step failed, state goes back to that of the last finished step first."""
         try:
-            return ask(self.executor)
+            with operations.plainly():
+                return ask(self.executor)
         except DeviceMeshError:
             self.recover()
             raise

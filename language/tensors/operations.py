@@ -23,6 +23,7 @@ class Operations:
         "dispatch",
         "flush",
         "is_tracing",
+        "plainly",
         "position",
         "program",
         "read_item",
@@ -60,6 +61,8 @@ class Operations:
     """Makes distributed tensors of what actors hold: (mesh, shards, layout)."""
     activate: Callable[..., AbstractContextManager[None]]
     """Makes what a block says per-worker code: (mesh, mesh dims)."""
+    plainly: Callable[[], AbstractContextManager[None]]
+    """Does what a block says outside of the per-worker code that it is in."""
     position: Callable[..., Any]
     """Records each worker's position along a mesh dim: (mesh, mesh dim) -> tensor."""
     reduce: Callable[..., Any]

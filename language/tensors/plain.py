@@ -12,6 +12,7 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.types import TensorType
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.operations import operations
 from monarch.language.tensors.shapes import to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
@@ -33,7 +34,8 @@ def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor
     if mesh.is_abstract:
         cell = Cell(mesh, type, placed=True)
     else:
-        cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
+        with operations.plainly():
+            cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
     fake = to_fake(tensor)
     return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
 

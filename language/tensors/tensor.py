@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from monarch.compiler.blocks import own_part, reading
-from monarch.compiler.errors import MonarchError, ProgramError
-from monarch.compiler.execution.executor import Handle, outgoing
+from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
+from monarch.compiler.execution.executor import Executor, Handle, outgoing
 from monarch.compiler.loading import load
 from monarch.compiler.tape import Value, View
 from monarch.compiler.types import Layout, TensorType
@@ -268,8 +268,14 @@ class DistributedTensor(_Base):
             return known
         handle, mesh = self._value()
         known = reading(handle.type, mesh.spec)
-        shards = mesh.fetch(lambda executor: executor.shards(handle, known.ranks))
-        return shards[0] if len(shards) == 1 else known.whole(shards)
+        if known.refusal:
+            raise LayoutError(known.refusal, hint=known.hint, source=user_source())
+
+        def ask(executor: Executor) -> torch.Tensor:
+            shards = executor.shards(handle, known.ranks)
+            return shards[0] if len(shards) == 1 else known.whole(shards)
+
+        return mesh.fetch(ask)
 
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """The block of one worker, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.

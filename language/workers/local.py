@@ -48,7 +48,8 @@ def local(
             return monarch.reduce((x @ w).square().sum(), "data")
 
     `in_layouts` says which block of each tensor a worker gets: a tuple has a layout for each positional argument (for
-    all tensors in it), one layout is for all arguments, and None gives every worker the whole. `out_layouts` says how
+    all tensors in it, or a dict of layouts for a dict), one layout is for all arguments, and None gives every worker the
+    whole. `out_layouts` says how
     what the workers return makes the results, in the same form: blocks (`"[@data, -]"`), what is to be added
     (`"[] partial<sum: data>"`), or one value that is the same on all (None). The code is per-worker along `dims`, all
     of the mesh's where none are named; along the others the compiler shards what is computed as everywhere. `mesh` may
@@ -83,7 +84,10 @@ def local(
 
 
 def _each(change: Callable[..., DistributedTensor], nest: Any, layout: LayoutLike | None, at: int) -> Any:
-    """A nest of tensors, each as `change` makes it of the tensor, its layout and its number."""
+    """A nest of tensors, each as `change` makes it of the tensor, its layout and its number. A dict of layouts is for a
+    dict with the same keys."""
+    if isinstance(layout, dict) and isinstance(nest, dict) and layout.keys() == nest.keys():
+        return {key: _each(change, entry, layout[key], at) for key, entry in nest.items()}
     return _pytree.tree_map_only(torch.Tensor, lambda x: change(x, layout, at), nest)
 
 

@@ -70,4 +70,6 @@ def test_what_is_made_outside_of_programs_is_each_workers_own_and_printed_so() -
         torch.manual_seed(0)
         with mesh.activate():
             again = torch.rand(2)
+            assert monarch.inspect(own, data=1).tolist() == [10.0, 10.0]  # fetched there, and plain
+            assert (monarch.reduce(own, "data") + torch.tensor([1.0, 2.0])).full_tensor().tolist() == [11.0, 12.0]
         assert all(torch.equal(monarch.inspect(drawn, data=at), monarch.inspect(again, data=at)) for at in (0, 1))

@@ -329,6 +329,73 @@ def test_per_worker_code_nests_along_other_mesh_dims() -> None:
             monarch.local(body, "[@data, -]", "[@data, -]", mesh=mesh, dims="data")(monarch.distribute(x, mesh))
 
 
+@pytest.mark.parametrize("region", ["cond", "scan"])
+def test_in_a_branch_or_a_loop_it_has_the_same_gradients(region: str) -> None:
+    """As does layout(), which is no function of PyTorch's either."""
+
+    def share(x: torch.Tensor, w: torch.Tensor, total: Any) -> torch.Tensor:
+        weights = (x * w).exp()
+        shares: torch.Tensor = weights / total(weights.sum())
+        return shares
+
+    def run(x: torch.Tensor, w: torch.Tensor, body: Any, laid_out: Any) -> torch.Tensor:
+        made: torch.Tensor
+        if region == "cond":
+            made = monarch.cond(x.sum() > 0, lambda x: body(laid_out(x), w), lambda x: x * 3, (x,))
+        else:
+            made = monarch.scan(lambda carry, _: (body(carry, laid_out(w)) + x, carry), x, torch.zeros(2))[0]
+        return made.square().sum()
+
+    x, w = torch.rand(8, 3, requires_grad=True), torch.rand(3, requires_grad=True)
+    loss = run(x, w, lambda x, w: share(x, w, lambda total: total), lambda x: x)
+    expected = torch.autograd.grad(loss, (x, w))
+    with partitioned_mesh(data=4) as mesh:
+        in_layouts = ("[@data, -]", None)
+        body = monarch.local(
+            lambda x, w: share(x, w, lambda total: monarch.reduce(total, "data")), in_layouts, "[@data, -]", mesh=mesh
+        )
+
+        @monarch.program(mesh=mesh)
+        def step(x: "f32[8, 3]", w: "f32[3]"):  # type: ignore[no-untyped-def,syntax]
+            x, w = x.requires_grad_(), w.requires_grad_()
+            loss = run(x, w, body, lambda x: monarch.layout(x, "[@data, -]" if x.ndim > 1 else "[-]"))
+            return loss, *torch.autograd.grad(loss, (x, w))
+
+        made = step(x.detach(), w.detach())
+        for found, wanted in zip(made, (loss, *expected), strict=True):
+            close(found, wanted)
+
+
+def test_a_dict_of_layouts_is_for_a_dict() -> None:
+    x = torch.rand(8, 3)
+    with partitioned_mesh(data=4) as mesh:
+
+        def body(both: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+            return {"rows": both["x"] * both["w"], "sum": monarch.reduce(both["x"].sum(), "data")}
+
+        run = monarch.local(body, ({"x": "[@data, -]", "w": None},), {"rows": "[@data, -]", "sum": None}, mesh=mesh)
+        made = run({"x": monarch.distribute(x, mesh), "w": torch.arange(3)})
+        close(made["rows"], x * torch.arange(3))
+        close(made["sum"], x.sum())
+
+
+def test_outside_of_programs_it_takes_literals_reads_values_and_calls_programs() -> None:
+    x = torch.rand(8, 3)
+    with partitioned_mesh(data=4) as mesh:
+
+        @monarch.program(mesh=mesh)
+        def double(x: "f32[8@data, 3]"):  # type: ignore[no-untyped-def,syntax]
+            return x * 2
+
+        with mesh.activate():
+            close(double(x) + torch.tensor([[1.0, 2.0, 3.0]]), x * 2 + torch.tensor([1.0, 2.0, 3.0]))
+            placed = monarch.distribute(x, mesh, "[@data, -]")
+            assert torch.equal((placed + 1).full_tensor(), x + 1)
+            with pytest.raises(LayoutError, match="varies along 'data' has no global value") as error:
+                bool(mesh.rank("data") == 0)
+            assert error.value.source is not None and error.value.source.file == __file__
+
+
 # -- mistakes ----------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +430,26 @@ def test_mistakes_that_would_give_wrong_numbers_are_refused_with_the_right_code(
         assert "mesh dim 'gpu' is unknown" in refused(mesh, lambda x: monarch.reduce(x, "gpu"))
         assert "in_layouts has 2 layouts, and there is 1 argument" in refused(mesh, lambda x: x, (None, None))
         assert "in_layouts gives argument 0 as" in refused(mesh, lambda x: x, "[-, -] partial<sum: data>")
+
+
+def test_what_varies_is_refused_at_the_edge_of_a_branch_or_a_loop() -> None:
+    """Before its function runs, where it would be taken for a value that is the same on all workers."""
+    with partitioned_mesh(data=4) as mesh:
+
+        def rows(x: torch.Tensor) -> Any:
+            return monarch.scan(lambda total, row: (total + monarch.reduce(row, "data"), row), torch.zeros(4), x)[0]
+
+        def branch(x: torch.Tensor) -> Any:
+            return monarch.cond(monarch.reduce(x.sum(), "data") > 0, lambda: x * 2, lambda: x * 3)
+
+        for body, inside in ((rows, "combine_fn of scan"), (branch, "true_fn of cond")):
+
+            @monarch.program(mesh=mesh)
+            def step(x: "f32[8@data, 4]"):  # type: ignore[no-untyped-def,syntax]
+                return monarch.local(body, "[@data, -]", "[@data, -]", mesh=mesh)(x)  # noqa: B023
+
+            with pytest.raises(ProgramError, match=rf"varies along 'data', and goes into {inside}"):
+                step(torch.rand(8, 4))
 
 
 def test_what_needs_a_gradient_does_not_meet_what_varies_outside_of_per_worker_code() -> None:
