@@ -48,9 +48,9 @@ def local(
             return monarch.reduce((x @ w).square().sum(), "data")
 
     `in_layouts` says which block of each tensor a worker gets: a tuple has a layout for each positional argument (for
-    all tensors in it, or a dict of layouts for a dict), one layout is for all arguments, and None gives every worker the
-    whole. `out_layouts` says how
-    what the workers return makes the results, in the same form: blocks (`"[@data, -]"`), what is to be added
+    all tensors in it, or a dict of layouts for a dict), one layout is for all arguments, and None gives every worker
+    the whole. `out_layouts` says how what the workers return makes the results, in the same form: blocks
+    (`"[@data, -]"`), what is to be added
     (`"[] partial<sum: data>"`), or one value that is the same on all (None). The code is per-worker along `dims`, all
     of the mesh's where none are named; along the others the compiler shards what is computed as everywhere. `mesh` may
     be left out where an argument is on it or a program is.
