@@ -17,6 +17,9 @@ WORKER_BESIDE_ACTORS_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve_beside"
 ACTORS = "monarch.runtime.actors.processes.serving:serve"
 ROOT = "monarch.runtime.actors.processes.host:start_root"
 
+_BEFORE = {ACTORS: "monarch.runtime.actors.processes.logs:note"}
+"""What the parent does each time before it forks processes for a role: looks that would copy its pages in each."""
+
 
 @dataclass(frozen=True)
 class Forked:
@@ -34,6 +37,12 @@ class Forked:
     window: Window | None
     files: list[int]
     given: dict[str, Any]
+
+
+def before(name: str) -> None:
+    """In the parent, before it forks processes for a role."""
+    if name in _BEFORE:
+        load(_BEFORE[name])()
 
 
 def role(name: str) -> Callable[..., Any]:

@@ -40,7 +40,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from monarch.runtime.processes.output import Output
-from monarch.runtime.processes.roles import Forked, role
+from monarch.runtime.processes.roles import Forked, before, role
 from monarch.runtime.shared.window import Geometry, Window
 
 PACKET_BYTES = 64 << 10
@@ -149,6 +149,7 @@ class Warm:
     def _fork_all(self, request: dict[str, Any], files: list[int], left: deque[int]) -> None:
         """Fork a process for each rank that is `left`, and take it from there."""
         start = role(request["role"])  # its module is imported once, rather than in each of them
+        before(request["role"])
         number, workers = request["mesh"], request["workers"]
         if number not in self._meshes:
             self._meshes[number] = _Mesh(Window(Geometry.of(workers), files[0], files[0]) if workers else None)

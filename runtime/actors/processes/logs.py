@@ -33,13 +33,25 @@ def _loggers() -> list[tuple[str, logging.Logger]]:
     return [("", logging.root), *((name, each) for name, each in found if isinstance(each, logging.Logger))]
 
 
+_handled: list[logging.Logger] | None = None
+_levels: dict[str, int] = {}
+
+
+def note() -> None:
+    """In the parent of processes that will `forward`: which loggers have handlers, and levels. To look at hundreds of
+    loggers is to write to them, for Python counts references, and each process would copy their pages."""
+    global _handled, _levels
+    _handled, _levels = [logger for _, logger in _loggers() if logger.handlers], dict(levels())
+
+
 def forward(send: Callable[[Payload], bool], where: str, given: Levels) -> None:
     """Have the records of this process, which was just forked, sent on; `where` is what they have as `processName`."""
-    for _, logger in _loggers():
+    for logger in [logger for _, logger in _loggers()] if _handled is None else _handled:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
     for name, level in given:
-        logging.getLogger(name).setLevel(level)
+        if _levels.get(name) != level:
+            logging.getLogger(name).setLevel(level)
     handler = _Forward(send, where)
     logging.root.addHandler(handler)
     logging.lastResort = handler  # for loggers that do not propagate

@@ -63,9 +63,11 @@ def serve(forked: Forked, fresh: bool = False) -> NoReturn:
     else:
         sys.path[:] = group.path
         if not host_of(group.owner[0]):
-            os.environ.clear()  # what is there is as it was when the warm parent started
+            for name in os.environ.keys() - dict(group.environ).keys():  # of when the warm parent started
+                del os.environ[name]
     if not fresh:
-        os.environ.update(group.environ)
+        # What is so already stays: to write all anew copies pages that are shared with the parent.
+        os.environ.update((name, value) for name, value in group.environ if os.environ.get(name) != value)
         try:
             bind(group.binding_of(rank))  # before there are threads
             if command := group.command_of(rank):
