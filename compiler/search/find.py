@@ -9,8 +9,9 @@ counts.
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,7 +37,8 @@ SECONDS = 20.0
 """How long the solver may take, in processor time."""
 
 LARGE = 1000
-"""Ops of a program that takes seconds to compile: of such each answer is compiled once, with layouts between layers."""
+"""Ops of a program that takes seconds to compile: of such each answer is compiled once, with layouts between layers,
+and usual layouts that do not fit are compiled with values computed again only where they would be the cheapest."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,9 @@ def find_layouts(
     compiler = _Compiler(graph, cluster, options, limit)
     free = _freed(graph, bound)
     problem = Problem(prepare(free), cluster, bound)
-    candidates = [compiler.candidate(WRITTEN, Found())]
     few = sum(1 for _ in graph.calls) < LARGE
-    for name, layouts in {**usual(problem), **(presets or {})}.items():
-        candidates.append(compiler.candidate(name, layouts))
+    people = {WRITTEN: Found(), **usual(problem), **(presets or {})}
+    candidates = [compiler.candidate(name, layouts, limited=few) for name, layouts in people.items()]
     searches: list[Search] = []
 
     def searched(most: float | None, seconds: float) -> Mapping[int, Choice] | None:
@@ -162,6 +163,9 @@ def find_layouts(
     if answers:
         best, choice = min(answers, key=lambda answer: compiler.order(answer[0]))
         candidates.append(best)
+    for number, each in enumerate(candidates):
+        if not compiler.fits(each) and compiler.is_cheaper(each, candidates):
+            candidates[number] = compiler.candidate(each.name, each.layouts)
     taken = min(candidates, key=compiler.order)
     if taken.estimate is None:
         raise LayoutError(f"no layouts of '{graph.name}' can be compiled: {taken.error}")
@@ -191,26 +195,36 @@ class _Compiler:
         self.peaks: dict[object, int] = {}
         self._known: dict[object, Candidate] = {}
 
-    def candidate(self, name: str, layouts: Found) -> Candidate:
+    def candidate(self, name: str, layouts: Found, limited: bool = True) -> Candidate:
+        """What layouts come to; with `limited` so that they fit, if they can."""
         known = self._known.get(layouts.key)
         if known is None:
-            known = self._known[layouts.key] = self._compiled(name, layouts)
+            known = self._known[layouts.key] = self._compiled(layouts)
+        if limited and known.estimate is not None and not self.fits(known) and layouts.key not in self.peaks:
+            known = self._known[layouts.key] = self._limited(known, known.estimate.peak)
         return replace(known, name=name)
 
-    def _compiled(self, name: str, layouts: Found) -> Candidate:
+    def is_cheaper(self, candidate: Candidate, others: Sequence[Candidate]) -> bool:
+        """Whether a candidate takes less time than all others that fit: to compute values again takes more."""
+        found = candidate.estimate
+        fitting = [each.estimate.seconds for each in others if each.estimate is not None and self.fits(each)]
+        return found is not None and found.seconds < min(fitting, default=math.inf)
+
+    def _compiled(self, layouts: Found) -> Candidate:
         try:
-            made = layouts.on(self.graph)
-            found = self._estimate(made, self.options)[0]
+            return Candidate("", layouts, self._estimate(layouts.on(self.graph), self.options)[0])
         except MonarchError as error:
-            return Candidate(name, layouts, None, error.message)
-        if self.limit is None or found.peak <= self.limit:
-            return Candidate(name, layouts, found)
-        self.peaks[layouts.key] = found.peak
+            return Candidate("", layouts, None, error.message)
+
+    def _limited(self, candidate: Candidate, peak: int) -> Candidate:
+        """With values computed again, where the limit can be kept so."""
+        self.peaks[candidate.layouts.key] = peak
+        options = replace(self.options, memory_limit=self.limit)
         try:
-            less, calls = self._estimate(made, replace(self.options, memory_limit=self.limit))
+            less, calls = self._estimate(candidate.layouts.on(self.graph), options)
         except MonarchError:
-            return Candidate(name, layouts, found)  # the limit cannot be kept
-        return Candidate(name, layouts, less, recomputed=calls)
+            return candidate
+        return replace(candidate, estimate=less, recomputed=calls)
 
     def _estimate(self, graph: Graph, options: CompileOptions) -> tuple[Estimate, int]:
         target = replace(options, target=self.cluster.target)

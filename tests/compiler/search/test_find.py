@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from monarch.compiler.cost.cluster import cluster_of, load_cluster
 from monarch.compiler.errors import LayoutError, MonarchError
+from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.inspect.why import explain
 from monarch.compiler.pipeline import compile_graph, partition_graph
+from monarch.compiler.plan import Plan
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
+from monarch.compiler.search import find
 from monarch.compiler.search.find import FOUND, WRITTEN, find_layouts
 from monarch.compiler.search.layouts import Found, written
 from monarch.compiler.text import parse_graph, parse_layout
 from monarch.compiler.types import MeshSpec
+from monarch.language import Mesh
+from tests.compiler.search.test_patterns import mlps, step_of
 from tests.compiler.test_depth import training_step
 from tests.compiler.training import GPT, Step, check
 
@@ -94,6 +100,26 @@ def test_memory_that_is_short_is_sharded_or_computed_again() -> None:
     laid = answer.chosen.layouts.on(graph)
     plan = compile_graph(laid, answer.options, report=True, cluster=CPU)
     assert plan.costs["peak_bytes"] <= limit
+
+
+def test_large_programs_are_limited_only_where_that_could_be_cheapest(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = step_of(mlps(64, 1), Mesh.abstract(data=8), 1024, 64)
+    free = find_layouts(graph, CPU)
+    assert free.chosen.estimate is not None
+    limit = int(free.chosen.estimate.peak * 1.2)
+    limited: list[bool] = []
+
+    def counted(graph: Graph, options: CompileOptions, **how: Any) -> Plan:
+        limited.append(options.memory_limit is not None)
+        return compile_graph(graph, options, **how)
+
+    monkeypatch.setattr(find, "compile_graph", counted)
+    every = find_layouts(graph, CPU, limit=limit)
+    before = sum(limited)
+    monkeypatch.setattr(find, "LARGE", 0)
+    answer = find_layouts(graph, CPU, limit=limit)
+    assert before > 0 and sum(limited) == before  # as written every worker takes the whole batch, and is no faster
+    assert answer.chosen.estimate == every.chosen.estimate == free.chosen.estimate
 
 
 def test_no_layouts_fit_says_how_much_is_missing() -> None:
