@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.chrome import events
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.plan.trace import COMMANDS, Command, Handled, Span, Step, Trace, TracedPlan
+from monarch.compiler.plan.trace import COMMANDS, HANDLED, Command, Handled, Span, Step, Trace, TracedPlan
 from monarch.compiler.types import MeshSpec
 
 __all__ = ["Command", "Handled", "Span", "Step", "Trace", "TracedPlan", "load_trace", "save_trace"]
@@ -33,7 +33,6 @@ __all__ = ["Command", "Handled", "Span", "Step", "Trace", "TracedPlan", "load_tr
 VERSION = 1
 MOST_BYTES = 1 << 30
 """What a file may unpack to: one that says more is refused, not read."""
-_HANDLED = ("load", "put", "fetch", "free", "unload", "lend", "adopt", "snapshot")
 _MOST = 2**62
 _WORKERS = 1 << 20
 
@@ -125,7 +124,7 @@ class _Reader:
         )
         handled = tuple(
             Handled(
-                self._one_of(kind, _HANDLED),
+                self._one_of(kind, HANDLED),
                 self._number(number),
                 self._number(worker, 0, mesh.workers),
                 *self._times(start, end),

@@ -7,7 +7,7 @@ algebra    MeshAlgebra: what every mesh offers of it (`slice`, `split`, `flatten
 
 from monarch.compiler.mesh.algebra import MeshAlgebra
 from monarch.compiler.mesh.errors import MeshDimError, MeshIndexError, MeshShapeError
-from monarch.compiler.mesh.shape import Extent, NDSlice, Point, Shape, check_dims
+from monarch.compiler.mesh.shape import Extent, NDSlice, Point, Shape, check_dims, named_sizes
 
 __all__ = [
     "Extent",
@@ -19,4 +19,5 @@ __all__ = [
     "Point",
     "Shape",
     "check_dims",
+    "named_sizes",
 ]

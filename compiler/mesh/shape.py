@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
+from monarch.compiler.errors import LayoutError
 from monarch.compiler.mesh.errors import MeshDimError, MeshIndexError, MeshShapeError
 
 
@@ -30,6 +31,30 @@ def check_dims(labels: Sequence[str], sizes: Sequence[int]) -> None:
             raise MeshShapeError(f"mesh dim '{label}' stands twice", hint=f"the mesh's dims are {', '.join(labels)}.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise MeshShapeError(f"mesh dim '{label}' has size {size!r}", hint="sizes are whole numbers from 1.")
+
+
+def named_sizes(
+    shape: Sequence[int] | None, names: Sequence[str] | None, dims: Mapping[str, int]
+) -> tuple[tuple[str, int], ...]:
+    """Names and sizes of a mesh's dims, which are given as a shape with names or as `dims`. Raises LayoutError where
+    both are, or where a shape is none."""
+    if shape is None:
+        return tuple(dims.items())
+    if isinstance(shape, (str, Mapping)) or not isinstance(shape, Sequence):
+        raise MeshShapeError(
+            f"a mesh's shape is a sequence of sizes, not {shape!r}",
+            hint="each dim has a name: Mesh(data=4, model=2), or Mesh(**sizes) of a dict of names and sizes.",
+        )
+    if dims:
+        raise LayoutError("give a mesh's dims by shape and mesh_dim_names or by keyword, not both")
+    if names is None:
+        names = [f"dim{at}" for at in range(len(shape))]
+    if len(names) != len(shape):
+        raise LayoutError(
+            f"a mesh of shape {tuple(shape)} has {len(shape)} dims, and mesh_dim_names has {len(names)}",
+            hint="give one name for each dim.",
+        )
+    return tuple(zip(names, shape, strict=True))
 
 
 def _position(index: object, size: int, of: str) -> int:

@@ -13,6 +13,10 @@ from monarch.compiler.plan.plan import Plan
 from monarch.compiler.types import MeshSpec
 
 COMMANDS = ("trace", "compile", "load", "put", "run", "fetch", "wait")
+HANDLED = (
+    *("load", "put", "fetch", "free", "unload", "lend", "adopt", "copy"),
+    *("snapshot", "go back", "leave", "check replicas", "save", "read files", "fault"),
+)
 
 
 @dataclass(frozen=True)
@@ -61,8 +65,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Handled:
-    """A command other than a run, as one worker carried it out: "load", "put", "fetch", "free", "unload", "lend",
-    "adopt", "snapshot"."""
+    """A command other than a run, one of HANDLED, as one worker carried it out."""
 
     kind: str
     number: int

@@ -132,7 +132,8 @@ class Text:
     def _unexpected(self, start: str, line: int, column: int, expected: Iterable[str], found: str) -> NoReturn:
         words = sorted({_word(name, start) for name in expected if name != "COMMENT"}, key=_order)
         message = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
-        self.fail_at(line, column, f"expected {message}, not {found}")
+        hint = "one entry for each dim, in brackets: [@data, -] shards the first over mesh dim 'data'."
+        self.fail_at(line, column, f"expected {message}, not {found}", hint if start == "layout" else "")
 
     def fail(self, token: Token, message: str, hint: str = "") -> NoReturn:
         """Raise this text's error at a token."""

@@ -17,7 +17,7 @@ from monarch.compiler.execution.events import Span, heard, tell
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
 from monarch.compiler.execution.factories import abstract_can_run, executor_for
 from monarch.compiler.loading import load
-from monarch.compiler.mesh import MeshAlgebra, Shape
+from monarch.compiler.mesh import MeshAlgebra, Shape, named_sizes
 from monarch.compiler.types import MeshSpec
 from monarch.language.layouts import LayoutLike
 from monarch.language.tensors.operations import operations
@@ -150,18 +150,7 @@ class Mesh(MeshAlgebra):
             raise LayoutError("give one of hosts and procs: processes are on a host each already")
         if procs is not None and shape is None and not dims:
             dims = dict(procs.sizes)
-        if shape is not None:
-            if dims:
-                raise LayoutError("give a mesh's dims by shape and mesh_dim_names or by keyword, not both")
-            names = tuple(mesh_dim_names) if mesh_dim_names is not None else tuple(f"dim{i}" for i in range(len(shape)))
-            if len(names) != len(shape):
-                raise LayoutError(
-                    f"a mesh of shape {tuple(shape)} has {len(shape)} dims, and mesh_dim_names has {len(names)}",
-                    hint="give one name for each dim.",
-                )
-            pairs = tuple(zip(names, shape, strict=True))
-        else:
-            pairs = tuple(dims.items())
+        pairs = named_sizes(shape, mesh_dim_names, dims)
         if _sizes:
             pairs = tuple((name, _sizes.get(name, size)) for name, size in pairs)
         if isinstance(hosts, int):  # a mesh dim may be called so

@@ -18,7 +18,7 @@ from monarch.compiler.plan import Span as Instruction
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import STEPS, clock, records
 
-_KINDS = {
+KINDS = {
     wire.PUT: "put",
     wire.LOAD: "load",
     wire.UNLOAD: "unload",
@@ -26,10 +26,19 @@ _KINDS = {
     wire.FETCH: "fetch",
     wire.LEND: "lend",
     wire.ADOPT: "adopt",
+    wire.COPY: "copy",
     wire.TAKE: "snapshot",
     wire.SEND: "snapshot",
+    wire.BACK: "go back",
+    wire.GIVE: "go back",
+    wire.LEAVE: "leave",
     wire.SUM: "check replicas",
+    wire.WRITE: "save",
+    wire.WRITTEN: "save",
+    wire.READ: "read files",
+    wire.FAULT: "fault",
 }
+"""The name of each command that a worker measures, one of HANDLED."""
 
 
 class Recorder:
@@ -74,7 +83,7 @@ class Recorder:
             for kind, number, start, end, *rest in rows:
                 start, end = start - origin, end - origin
                 if kind != wire.RUN:
-                    handled.append(Handled(_KINDS[kind], number, rank, start, end))
+                    handled.append(Handled(KINDS[kind], number, rank, start, end))
                 elif (key := (rest[0], self._parts.get(rest[0], {}).get(rank, 0))) in at:
                     steps.append(Step(at[key], number, rank, start, end, self._spans(rest[2:], origin), bool(rest[1])))
         return Trace(

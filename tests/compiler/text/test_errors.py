@@ -100,7 +100,8 @@ from tests.compiler.text.test_print import PARTITIONED, WHOLE
             """\
             layout, column 2: expected a whole number, '-', '@' or ']', not 'data'
               [data, -]
-               ^""",
+               ^
+              one entry for each dim, in brackets: [@data, -] shards the first over mesh dim 'data'.""",
         ),
         (
             parse_layout,

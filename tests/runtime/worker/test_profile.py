@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 import monarch
 from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, Step, Trace
+from monarch.compiler.plan.trace import HANDLED
 from monarch.distributed import Mesh
 from monarch.runtime.controller import executor as controller
+from monarch.runtime.controller import recorder
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import HEAD, STEPS, records
@@ -190,6 +192,12 @@ def test_a_worker_measures_while_it_is_asked_to() -> None:
     assert worker.state._handlers is plain and type(worker.state.values) is dict
     worker.run(1, with_state(), 9, 6, 5)
     assert records(worker.buffer) == found and worker.state.values[10].tolist() == [6.0] * 3
+
+
+def test_every_command_that_workers_measure_has_a_name() -> None:
+    measured = set(Worker().state._handlers) - {wire.RUN, wire.COUNT, wire.TRACE}
+    assert measured == set(recorder.KINDS)
+    assert set(recorder.KINDS.values()) == set(HANDLED)
 
 
 def test_a_buffer_that_cannot_be_had_is_told_and_changes_nothing() -> None:
@@ -367,6 +375,17 @@ def test_a_block_measures_every_mesh_that_runs_in_it(tmp_path: Path) -> None:
     assert tuple(load_trace(each) for each in profile.paths) == profile.traces
     with pytest.raises(MonarchError, match="2 meshes have been measured"):
         _ = profile.trace
+
+
+def test_saving_loading_and_comparing_replicas_are_in_the_trace(tmp_path: Path) -> None:
+    with Mesh(data=2) as mesh, monarch.profile(tmp_path / "trace.json") as profile:
+        state = {"x": monarch.distribute(torch.arange(4.0), mesh)}
+        monarch.save(state, tmp_path / "saved").result()
+        monarch.load(tmp_path / "saved", into=state)
+        mesh.check_replicas()
+        assert state["x"].sum().item() == 6
+    assert {"save", "read files", "check replicas"} <= {each.kind for each in profile.trace.handled}
+    assert load_trace(tmp_path / "trace.json") == profile.trace
 
 
 def test_one_mesh_can_be_chosen_and_nothing_need_be_written() -> None:
