@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -73,6 +74,12 @@ def trace_forward(module: nn.Module, inputs: Sequence[Any], arguments: Mapping[s
     return program(forward, mesh=mesh).trace(placed, tuple(inputs), dict(arguments)).graph, list(tensors)
 
 
+def unread(graph: Graph, names: Sequence[str]) -> list[str]:
+    """The parameters with these names, a graph's first inputs, that no op of it takes."""
+    inputs = (node for node in graph.fx.nodes if node.op == "placeholder" and node.meta["kind"] == "input")
+    return [names[at] for node in inputs if (at := node.meta["label"]) < len(names) and not node.users]
+
+
 def find_groups(graph: Graph, names: Sequence[str]) -> list[Group]:
     """The groups of a graph whose first inputs are parameters with these names, in the graph's order."""
     return _Finder(graph, names).groups()
@@ -87,8 +94,9 @@ class Choice:
     stored: dict[str, int]
     blocked: dict[str, str]
 
-    def text(self, parameters: Sequence[str]) -> str:
-        """A line for each kind of layer: layers that differ in numbers alone are one kind."""
+    def text(self, parameters: Sequence[str], unread: Sequence[str] = ()) -> str:
+        """A line for each kind of layer: layers that differ in numbers alone are one kind. `unread` parameters were not
+        reached."""
         lines: dict[str, None] = {}
         for group in self.sharded:
             rows, size = _named(group.rows), f"{group.units} {'heads' if group.split else 'wide'}"
@@ -104,7 +112,10 @@ class Choice:
                 whys.setdefault(why, []).append(name)
         for why, names in whys.items():
             lines[f"  {_named(names)} whole: {why}"] = None
-        rest = len(set(parameters) - taken - set(self.blocked))
+        missed = set(parameters) & set(unread)
+        if missed:
+            lines[f"  {_named(_covering(missed, parameters))} whole: no op of this forward pass takes them"] = None
+        rest = len(set(parameters) - taken - set(self.blocked) - missed)
         lines[f"  the other {rest} parameters whole"] = None
         return "\n".join(lines)
 
@@ -147,6 +158,19 @@ def _named(names: Sequence[str]) -> str:
     """The names with `*` for numbers, each once; `.weight` goes without saying."""
     short = (re.sub(r"(?<![^.])\d+(?=\.)", "*", name.removesuffix(".weight")) for name in names)
     return ", ".join(dict.fromkeys(short))
+
+
+def _covering(names: Collection[str], parameters: Sequence[str]) -> list[str]:
+    """These parameters, as the largest modules of which they are all parameters: `vision_model.*`."""
+    others = {
+        prefix for name in parameters if name not in names for prefix in accumulate(name.split("."), "{}.{}".format)
+    }
+    found: dict[str, None] = {}
+    for name in (name for name in parameters if name in names):
+        prefixes = [*accumulate(name.split("."), "{}.{}".format)]
+        at = next(prefix for prefix in prefixes if prefix not in others)
+        found[at if at == name else f"{at}.*"] = None
+    return list(found)
 
 
 class _Finder:

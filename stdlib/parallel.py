@@ -15,19 +15,21 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from monarch.compiler.errors import LayoutError
+from monarch.compiler.graph import Graph
 from monarch.compiler.passes.batches import keep_all
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import Mesh
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.placing.distribute import dim_to_shard
 from monarch.stdlib.experts import Exchange
-from monarch.stdlib.factors import choose, find_groups, trace_forward
+from monarch.stdlib.factors import choose, find_groups, trace_forward, unread
+from monarch.stdlib.inputs import Inputs, asked_for, described, made_up
 from monarch.stdlib.models.moe import Experts
 from monarch.stdlib.sequences import Between, shard_between
 
@@ -71,7 +73,7 @@ def tensor_parallel(
     mesh: HasSpec | MeshSpec,
     mesh_dim: str,
     *,
-    inputs: Sequence[Any] | Mapping[str, Any] | None = None,
+    inputs: Inputs | None = None,
     table: Mapping[str, str] | None = None,
     sequence: LayoutLike | bool = False,
 ) -> Layouts:
@@ -83,8 +85,9 @@ def tensor_parallel(
     one, as GPT-2 has it) is stored in shards, and gathered where it is used.
 
     The module's forward pass is traced, on shapes alone. `inputs` are its arguments, as a sequence or by name; without
-    them they are made up from the module's first layer, or from what the config of a model of `transformers` says.
-    Raises ValueError where the module cannot be traced so, or has no such layers.
+    them they are made up from the module's layers, or from what the config of a model of `transformers` says. What they
+    do not reach stays whole, and `layouts.why` names it. Raises ValueError where the module cannot be traced so, which
+    says what to give, or has no such layers.
 
     With a `table` nothing is traced: it gives "column" or "row" for the last part of a linear layer's name, or for a
     pattern of its whole name (`"blocks.*.mlp.expand"`).
@@ -99,16 +102,7 @@ def tensor_parallel(
     layouts = data_parallel(module)
     if table is not None:
         return _from_table(module, layouts, mesh_dim, table, between)
-    given = example_inputs(module) if inputs is None else inputs
-    arguments, named = ((), given) if isinstance(given, Mapping) else (given, {})
-    try:
-        graph, names = trace_forward(module, arguments, named)
-    except Exception as error:
-        raise ValueError(
-            f"tensor_parallel cannot trace {type(module).__name__} on {_described(given)}: {error}\n"
-            "  Give the arguments of its forward pass: tensor_parallel(module, mesh, mesh_dim, inputs=(tokens,)); "
-            "or its layers by name: table={'up': 'column', 'down': 'row'}."
-        ) from error
+    graph, names = _traced(module, mesh_dim, inputs)
     chosen = choose(find_groups(keep_all(graph), names), size)
     for group in chosen.sharded:
         for name, dim in group.parameters.items():
@@ -116,7 +110,7 @@ def tensor_parallel(
                 layouts[name] = layouts[name].place(mesh_dim, dim)
     for name, dim in chosen.stored.items():
         layouts[name] = layouts[name].place(mesh_dim, dim)
-    layouts.why = f"tensor_parallel over {mesh_dim}={size}:\n{chosen.text(list(layouts))}"
+    layouts.why = f"tensor_parallel over {mesh_dim}={size}:\n{chosen.text(list(layouts), unread(graph, names))}"
     if not chosen.sharded:
         raise ValueError(
             f"{type(module).__name__} has no column layers that meet row layers in its graph\n{layouts.why}"
@@ -125,6 +119,28 @@ def tensor_parallel(
     rows = [name for group in chosen.sharded for name in group.rows]
     shard_between(module, between, _layers(module, columns), _layers(module, rows))
     return layouts
+
+
+def _traced(module: nn.Module, mesh_dim: str, inputs: Inputs | None) -> tuple[Graph, list[str]]:
+    """The graph of the module's forward pass on `inputs`, or on the first that are made up and can be traced."""
+    failed: tuple[Inputs, Exception] | None = None
+    for given in made_up(module) if inputs is None else [inputs]:
+        arguments, named = ((), given) if isinstance(given, Mapping) else (given, {})
+        try:
+            return trace_forward(module, arguments, named)
+        except Exception as error:
+            failed = failed or (given, error)
+    ask = f"tensor_parallel(module, mesh, {mesh_dim!r}, {asked_for(module)})".replace("'", '"')
+    hint = (
+        f"Give the arguments of its forward pass, of which shapes and dtypes count: {ask}; "
+        "or its layers by name: table={'up': 'column', 'down': 'row'}."
+    )
+    if failed is None:
+        raise ValueError(f"{type(module).__name__} does not show what its forward pass takes\n  {hint}")
+    on, cause = failed
+    raise ValueError(
+        f"tensor_parallel cannot trace {type(module).__name__} on {described(on)}: {cause}\n  {hint}"
+    ) from cause
 
 
 def _between(mesh: HasSpec | MeshSpec, mesh_dim: str, sequence: LayoutLike | bool) -> Between | None:
@@ -208,53 +224,6 @@ def expert_parallel(
         raise ValueError(f"{type(module).__name__} has no mixture of experts (monarch.stdlib.models.moe.Experts)")
     layouts.why = f"expert_parallel over {mesh_dim}={size}: tokens come as {layout}"
     return layouts
-
-
-def example_inputs(module: nn.Module) -> Sequence[Any] | Mapping[str, Any]:
-    """Arguments for a module's forward pass: those of a model of `transformers`, or one tensor that the first layer
-    takes, with a batch of 2. Only their shapes and dtypes count."""
-    config = getattr(module, "config", None)
-    if config is not None and hasattr(module, "main_input_name"):
-        return _of_transformers(module, config)
-    for layer in module.modules():
-        if isinstance(layer, nn.Embedding):
-            return (torch.zeros(2, 4, dtype=torch.int64),)
-        if isinstance(layer, nn.modules.conv._ConvNd):
-            return (torch.zeros(2, layer.in_channels, *[32] * len(layer.kernel_size)),)
-        if isinstance(layer, nn.Linear):
-            return (torch.zeros(2, 4, layer.in_features),)
-        if isinstance(layer, (nn.LayerNorm, nn.RMSNorm)):
-            return (torch.zeros(2, 4, *layer.normalized_shape),)
-    raise ValueError(f"{type(module).__name__} has no layer that shows what it takes: give inputs=(tensor, …)")
-
-
-def _of_transformers(module: Any, config: Any) -> dict[str, torch.Tensor]:
-    """By the name of the model's main argument; sizes that the configuration does not say are small ones."""
-    tokens = torch.zeros(2, 4, dtype=torch.int64)
-    match module.main_input_name:
-        case "pixel_values":
-            size = getattr(config, "image_size", 64)
-            height, width = size if isinstance(size, (list, tuple)) else (size, size)
-            found = {"pixel_values": torch.zeros(2, config.num_channels, height, width)}
-        case "input_features":
-            found = {"input_features": torch.zeros(2, config.num_mel_bins, 2 * config.max_source_positions)}
-        case "input_values":
-            found = {"input_values": torch.zeros(2, 4000)}
-        case "past_values":
-            found = {"past_values": torch.zeros(2, config.context_length, getattr(config, "num_input_channels", 1))}
-        case _:
-            found = {"input_ids": tokens}
-    return found | ({"decoder_input_ids": tokens} if config.is_encoder_decoder else {})
-
-
-def _described(inputs: Sequence[Any] | Mapping[str, Any]) -> str:
-    def text(value: Any) -> str:
-        is_tensor = isinstance(value, torch.Tensor)
-        return str(TensorType(value.dtype, tuple(value.shape))) if is_tensor else repr(value)
-
-    if isinstance(inputs, Mapping):
-        return ", ".join(f"{name}={text(value)}" for name, value in inputs.items())
-    return ", ".join(map(text, inputs))
 
 
 def combine(*layouts: Mapping[str, Layout]) -> Layouts:

@@ -451,7 +451,7 @@ def _data_dependent(
                 func.overloadpacket,
                 "keep the shape: torch.where(mask, x, other), x * mask, or torch.topk with a number that is known;",
             )
-            + "\nor fetch the tensor first, outside of programs: x.full_tensor().",
+            + "\nor run the step without @monarch.program: there this op waits for the values.",
             source=user_source(),
         ) from error
     raise branch_error(user_source()) from error

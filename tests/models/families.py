@@ -35,7 +35,7 @@ class Family:
     """How one family's model is made, and the batch that it trains on: keyword arguments of its forward."""
 
     model: Callable[[], Any]
-    batch: Callable[[torch.Generator], dict[str, torch.Tensor]]
+    batch: Callable[[torch.Generator], dict[str, Any]]
 
 
 def text(g: torch.Generator) -> dict[str, torch.Tensor]:
@@ -61,6 +61,32 @@ def images(g: torch.Generator) -> dict[str, torch.Tensor]:
 def speech(g: torch.Generator) -> dict[str, torch.Tensor]:
     return {"input_features": torch.randn(BATCH, 8, 24, generator=g), "labels": text(g)["labels"]}
 
+
+def pairs(g: torch.Generator) -> dict[str, Any]:
+    tokens = torch.randint(3, 61, (BATCH, 8), generator=g)
+    tokens[:, -1] = SMALL_IDS["eos_token_id"]
+    return {"input_ids": tokens, "pixel_values": images(g)["pixel_values"]}
+
+
+VISION: dict[str, Any] = {
+    **{name: size for name, size in SIZES.items() if name not in ("vocab_size", "max_position_embeddings")},
+    "image_size": 16,
+    "patch_size": 4,
+}
+
+WAV2VEC2: dict[str, Any] = {
+    **SIZES,
+    "vocab_size": 12,
+    "conv_dim": (8, 8),
+    "conv_stride": (4, 4),
+    "conv_kernel": (8, 4),
+    "num_conv_pos_embeddings": 4,
+    "num_conv_pos_embedding_groups": 2,
+    "apply_spec_augment": False,
+    "pad_token_id": 0,
+    **dict.fromkeys(("hidden_dropout", "attention_dropout", "activation_dropout", "final_dropout"), 0.0),
+    **dict.fromkeys(("feat_proj_dropout", "layerdrop"), 0.0),
+}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**GROUPED)), masked_text),
@@ -140,14 +166,7 @@ FAMILIES: dict[str, Family] = {
         masked_text,
     ),
     "vit": Family(
-        lambda: hf.ViTForImageClassification(
-            hf.ViTConfig(
-                **{k: v for k, v in SIZES.items() if k not in ("vocab_size", "max_position_embeddings")},
-                image_size=16,
-                patch_size=4,
-                num_labels=5,
-            )
-        ),
+        lambda: hf.ViTForImageClassification(hf.ViTConfig(**VISION, num_labels=5)),
         images,
     ),
     "whisper": Family(
@@ -238,5 +257,30 @@ FAMILIES: dict[str, Family] = {
             )
         ),
         masked_text,
+    ),
+    "clip": Family(
+        lambda: hf.CLIPModel(
+            hf.CLIPConfig(
+                text_config={**SIZES, **SMALL_IDS}, vision_config=VISION, projection_dim=16, logit_scale_init_value=0.0
+            )
+        ),
+        lambda g: {**pairs(g), "return_loss": True},
+    ),
+    "vilt": Family(
+        lambda: hf.ViltForQuestionAnswering(
+            hf.ViltConfig(**SIZES, **NO_DROPOUT, image_size=16, patch_size=4, num_labels=5)
+        ),
+        lambda g: {**pairs(g), "labels": torch.rand(BATCH, 5, generator=g)},
+    ),
+    "llava": Family(
+        lambda: hf.LlavaForConditionalGeneration(
+            hf.LlavaConfig(
+                text_config={"model_type": "llama", **GROUPED},
+                vision_config={"model_type": "clip_vision_model", **VISION},
+                image_token_index=63,
+                vision_feature_layer=-1,
+            )
+        ),
+        text,
     ),
 }

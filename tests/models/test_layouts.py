@@ -70,6 +70,18 @@ def test_layers_are_found_in_the_graph(family: str) -> None:
     assert "\n".join(chosen) == CHOICES[family].strip("\n")
 
 
+def test_both_towers_of_a_model_are_found() -> None:
+    why = tensor_parallel(FAMILIES["clip"].model(), MeshSpec.of(model=2), "model").why
+    for tower in ("text_model", "vision_model"):
+        assert f"  {tower}.encoder.layers.*.mlp.fc1 by columns, {tower}.encoder.layers.*.mlp.fc2 by rows" in why
+
+
+def test_a_model_whose_tokens_stand_for_images_is_traced_on_its_tokens() -> None:
+    why = tensor_parallel(FAMILIES["llava"].model(), MeshSpec.of(model=2), "model").why
+    assert "model.language_model.layers.*.mlp.down_proj by rows" in why
+    assert "model.vision_tower.*, model.multi_modal_projector.* whole: no op of this forward pass takes them" in why
+
+
 def test_what_is_whole_says_why() -> None:
     why = tensor_parallel(FAMILIES["mamba"].model(), MeshSpec.of(model=2), "model").why
     assert "  backbone.layers.*.mixer.A_log whole: scan at modeling_mamba.py:" in why

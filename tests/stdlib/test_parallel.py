@@ -150,12 +150,44 @@ def test_inputs_may_be_given() -> None:
         def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
             return self.inner(x * scale)
 
-    with pytest.raises(ValueError, match=r"tensor_parallel cannot trace Two on f32\[2, 4, 8\]: .*\n  Give the arg"):
+    asked = r'Two does not show what .*\n  Give the arg.*\(module, mesh, "model", inputs=\{"x": x, "scale": scale\}\)'
+    with pytest.raises(ValueError, match=asked):
         tensor_parallel(Two(), MESH, "model")
+    with pytest.raises(ValueError, match=r"tensor_parallel cannot trace Two on f32\[3, 7\]: .*\n  Give the arg"):
+        tensor_parallel(Two(), MESH, "model", inputs=(torch.zeros(3, 7),))
     layouts = tensor_parallel(Two(), MESH, "model", inputs=(torch.zeros(3, 8), torch.zeros(())))
     assert str(layouts["inner.0.weight"]) == "[@model, -]"
     by_name = tensor_parallel(Two(), MESH, "model", inputs={"scale": torch.zeros(()), "x": torch.zeros(3, 8)})
     assert by_name == layouts
+
+
+def test_inputs_are_those_of_the_first_kind_of_layer_that_can_be_traced() -> None:
+    class Patches(nn.Module):
+        """Positions have an embedding, which takes no input."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.positions, self.norm, self.inner = nn.Embedding(4, 8), nn.LayerNorm(8), MLP()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.inner(self.norm(x + self.positions(torch.arange(4))))
+
+    assert str(tensor_parallel(Patches(), MESH, "model")["inner.0.weight"]) == "[@model, -]"
+
+
+def test_parameters_that_inputs_do_not_reach_are_named() -> None:
+    class Towers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.left, self.right, self.scale = MLP(), nn.ModuleList([MLP()]), nn.Parameter(torch.ones(()))
+
+        def forward(self, x: torch.Tensor, image: torch.Tensor | None = None) -> torch.Tensor:
+            return self.left(x) if image is None else self.left(x) + self.right[0](image) * self.scale
+
+    why = tensor_parallel(Towers(), MESH, "model").why
+    assert "scale, right.* whole: no op of this forward pass takes them" in why
+    inputs = {"x": torch.zeros(3, 8), "image": torch.zeros(3, 8)}
+    assert "no op of" not in tensor_parallel(Towers(), MESH, "model", inputs=inputs).why
 
 
 def test_a_module_without_pairs_of_layers_is_an_error() -> None:
