@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 import linecache
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -46,6 +46,15 @@ class Source:
         return "\n".join(lines)
 
 
+_notice: Callable[[MonarchError], None] | None = None
+
+
+def notice_with(notice: Callable[[MonarchError], None]) -> None:
+    """Register what is told of each error that is made, before it is raised."""
+    global _notice
+    _notice = notice
+
+
 class MonarchError(Exception):
     """An error in a user's program, input or machine.
 
@@ -58,6 +67,8 @@ class MonarchError(Exception):
         self.message = message
         self.hint = hint
         self.source = source
+        if _notice is not None:
+            _notice(self)
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.hint, self.source)

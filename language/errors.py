@@ -11,8 +11,26 @@ from monarch.language.rewritten import rewritten
 class OperatorError(MonarchError, RuntimeError):
     """An op that PyTorch refuses (shapes that do not fit, a wrong dtype), in PyTorch's words, at the user's line.
 
-    Also a RuntimeError, as PyTorch's own would be.
+    Also a RuntimeError, as PyTorch's own would be, and of the class of PyTorch's: an IndexError, a TypeError.
     """
+
+
+class _OperatorIndexError(OperatorError, IndexError):
+    pass
+
+
+class _OperatorTypeError(OperatorError, TypeError):
+    pass
+
+
+class _OperatorValueError(OperatorError, ValueError):
+    pass
+
+
+def operator_error(error: Exception) -> type[OperatorError]:
+    """The OperatorErrors that are of the class of an error of PyTorch's."""
+    kinds = _OperatorIndexError, _OperatorTypeError, _OperatorValueError
+    return next((kind for kind in kinds if isinstance(error, kind.__bases__[1])), OperatorError)
 
 
 class TracedAgainWarning(UserWarning):

@@ -84,6 +84,8 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return CONSTANT
     if isinstance(kind, type) and issubclass(kind, _CONSTANT_TYPES):
         return CONSTANT
+    if kind is dataclasses.Field:  # with the metadata that a program may read
+        return Slots
     if kind.__name__ not in ("_local", "Generator") and any(
         module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES
     ):
@@ -127,7 +129,7 @@ _Entry = collections.namedtuple("_Entry", "value")
 _CONSTANT_TYPES: tuple[type, ...] = (
     *(torch.SymInt, torch.SymFloat, torch.SymBool, types.MethodWrapperType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
-    *(types.MemberDescriptorType, types.GenericAlias, types.UnionType, dataclasses.Field),
+    *(types.MemberDescriptorType, types.GenericAlias, types.UnionType),
     type(_Entry.value),
 )
 

@@ -69,6 +69,8 @@ _OF_ANY_OBJECT = frozenset("argparse copy dataclasses inspect pickle pprint type
 _FIELDS = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 """A field of a format that reads an attribute or an entry."""
 
+_SYMBOL = re.compile(r"Sym(Int|Float|Bool|Node)|Scalar|symbolic_shapes")
+"""What an error says that was raised for a symbol, where the number for which it stands would have done."""
 _FORMATS = frozenset(("format", "format_map"))
 _SHOWS = frozenset(("repr", "str", "format"))
 _COMPARES = frozenset(("count", "index", "remove"))
@@ -209,12 +211,15 @@ def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
 class Entered:
     """The functions that a trace has entered so far."""
 
-    def __init__(self, snapshot: Snapshot, scalars: bool) -> None:
-        """`scalars` says whether arguments are floats that the trace has symbols for."""
+    def __init__(self, snapshot: Snapshot, scalars: bool, named: bool = False) -> None:
+        """`scalars` says whether arguments are floats that the trace has symbols for, and `named` whether sizes are."""
         self.snapshot = snapshot
         self.asks_type = False
         """Whether the code may have asked for the type of such a float."""
+        self.handled: str | None = None
+        """An error of code that takes no symbols, which the program may have handled."""
         self._scalars = scalars
+        self._symbolic = scalars or named
         self._asking: dict[int, dict[int, str]] = {}
         """The lines of the code entered that ask for types, by the code's id."""
         self.codes: list[CodeType] = []
@@ -254,14 +259,38 @@ class Entered:
         asks = self._asking.get(id(code))
         if self._before is not None:
             self.asks_type = self.asks_type or asks is not None
-            return self._before(frame, event, argument)
-        return None if asks is None else self._at_line
+            local = self._before(frame, event, argument)
+            return self._with(local) if self._symbolic and local is not None else local
+        if asks is not None:
+            return self._at_line
+        if not self._symbolic or not belongs_to_user(code):
+            return None
+        frame.f_trace_lines = False
+        return self._at_error
 
     def _at_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = self._asking[id(frame.f_code)].get(frame.f_lineno) if event == "line" else None
         if name is not None and (not name or type(frame.f_locals.get(name)) is Scalar):
             self.asks_type = True
+        self._at_error(frame, event, argument)
         return self._at_line
+
+    def _at_error(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "exception" and _SYMBOL.search(f"{argument[0].__module__} {argument[1]}"):
+            self.asks_type = self.asks_type or self._scalars
+            self.handled = str(argument[1])
+        return self._at_error
+
+    def _with(self, local: Any) -> Any:
+        """What a debugger wants to be told in a frame, and what we do."""
+
+        def at(frame: FrameType, event: str, argument: Any) -> Any:
+            nonlocal local
+            self._at_error(frame, event, argument)
+            local = None if local is None else local(frame, event, argument)
+            return at
+
+        return at
 
     def meet(self, frame: FrameType) -> None:
         code = frame.f_code

@@ -216,6 +216,8 @@ class Guards:
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in self.entered.attributes]
         elif isinstance(held, Class):
             names = self.entered.attributes.union(("__match_args__",), TOLD).difference(self._untold)
+            if "_FIELDS" in names:  # what the functions of `dataclasses` call it
+                names.add("__dataclass_fields__")
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in names or callable(pair[1])]
         elif isinstance(held, Function):
             pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] not in self._untold]

@@ -148,7 +148,7 @@ class Class(Held):
 
 CLASS_MACHINERY = frozenset(
     "__doc__ __module__ __dict__ __weakref__ __qualname__ __annotations__ __abstractmethods__ _abc_impl __slots__ "
-    "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__ __dataclass_fields__".split()
+    "__firstlineno__ __static_attributes__ __parameters__ __orig_bases__".split()
 )
 
 

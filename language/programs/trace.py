@@ -24,7 +24,7 @@ from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.programs.call import Call
-from monarch.language.programs.effects import Again, Change, Effects, Make, Specialise
+from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
@@ -33,28 +33,16 @@ from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.repeatable import Repeatable
+from monarch.language.programs.results import Result, result_of
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
-from monarch.language.recorder.scalar import ScalarNode
+from monarch.language.recorder.refusals import Ended
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a program gives back: a pytree whose leaves are the program's results (`Value`s), numbers of the call
-    (`Expr`s), results that stand there again (`Again`) and Python objects."""
-
-    leaves: list[Any]
-    spec: Any
-
-    @property
-    def values(self) -> list[Value]:
-        return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
 
 
 class Attempt:
@@ -263,7 +251,7 @@ def _trace(
     recording = Recording(mesh, True, symbols)
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
-    entered = Entered(snapshot, symbolic)
+    entered = Entered(snapshot, symbolic, symbols is not None)
     roots: list[tuple[Path, Any]] = [(("",), function)]
     if isinstance(function, MethodType):
         roots = [(("",), function.__func__), (("self",), function.__self__)]
@@ -294,6 +282,8 @@ def _trace(
                 stack.enter_context(symbols.tracing())
             stack.enter_context(entered.watching())
             returned = function(*args, **kwargs)
+            if current.refused is not None:
+                raise current.refused  # which the program has caught
         if entered.seeded is not None:
             raise ProgramError(
                 "the program asks for the seed of PyTorch's generator",
@@ -318,7 +308,7 @@ def _trace(
         effects = Effects(guards, recording, inputs_, leaves)
         for held, now in changes:
             effects.add(held, now)
-        result = _result(recording, returned, effects.keeps)
+        result = result_of(recording, returned, effects.keeps)
         returned = effects.returned(result.leaves)
         for held, now in changes:
             effects.settle(held, now)
@@ -330,10 +320,17 @@ def _trace(
         escapes = _escapes(recording, effects)
         if any(has_names(value.shape) for _, value in escapes):
             raise Specialise("it leaves a tensor of a named size in Python")
-    except BaseException:
+        if entered.handled is not None and symbols is not None:
+            raise Specialise(f"it handles an error that a named size may have caused: {entered.handled}")
+    except BaseException as error:
         attempt.asks_type = entered.asks_type
         current.recording = before  # an interrupt may come where a context manager would have given this back
+        refused = current.refused
+        if refused is not None and refused is not error and isinstance(error, (Exception, Ended)):
+            raise refused from None
         raise
+    finally:
+        current.refused = None
     taken: set[str] = set(recording.scalars) | {"seed"}
     homes: dict[Value, Mesh] = {}
     if recording.places is not None:
@@ -557,33 +554,6 @@ def _fake(recording: Recording, leaf: torch.Tensor, type: TensorType) -> torch.T
     if not has_names(type.shape):
         return to_fake(leaf)
     return make_fake(recording.symbols.torch_shape(type.shape), leaf.dtype)
-
-
-def _result(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -> Result:
-    """What the program returns. A tensor or container that Python keeps elsewhere too is no result of the plan: each
-    call returns the one that is there."""
-    leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda value: keeps(value) or _has_number_keys(value))
-    found: list[Any] = []
-    first: dict[int, int] = {}
-    for number, leaf in enumerate(leaves):
-        if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
-            found.append(Again(first[id(leaf)]))
-        elif isinstance(leaf, DistributedTensor):
-            found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
-        elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
-            found.append(leaf.node.expr)
-        elif isinstance(leaf, torch.SymInt):
-            found.append(recording.symbols.size(leaf))
-        elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
-            found.append(float(leaf) if isinstance(leaf, torch.SymFloat) else bool(leaf))
-        else:
-            found.append(leaf)
-    return Result(found, spec)
-
-
-def _has_number_keys(value: Any) -> bool:
-    """Whether a dict has keys that stand for numbers of the call."""
-    return isinstance(value, dict) and any(isinstance(key, torch.SymFloat) for key in value)
 
 
 def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]:

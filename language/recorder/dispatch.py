@@ -17,7 +17,7 @@ from monarch.compiler.ops.record import of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
 from monarch.compiler.tape import Number, Op, Value, View
-from monarch.language.errors import OperatorError, branch_error
+from monarch.language.errors import OperatorError, branch_error, operator_error
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.recording import (
@@ -28,6 +28,7 @@ from monarch.language.recorder.recording import (
     source_now,
     turns,
 )
+from monarch.language.recorder.refusals import check_refused, refuse
 from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.recorder.varying import (
     active,
@@ -55,6 +56,7 @@ Handler = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """One ATen call with a distributed tensor among its arguments, or, in a program, one that makes a tensor."""
     if current.recording is not None:
+        check_refused()
         return _dispatch(func, args, kwargs)
     with turns:  # the pending tape is all threads'
         result = _dispatch(func, args, kwargs)  # a `return` here would leave the block before a tracer hears of it
@@ -206,8 +208,10 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
     except MonarchError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        words = _torchs_words(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()}, error)
-        raise OperatorError(words, hint=_operands(func, args), source=source_now()[0]) from error
+        real = _torchs_error(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()})
+        kind, words = operator_error(real or error), str(real or error).strip()
+        found = kind(words, hint=_operands(func, args), source=source_now()[0])
+        raise (refuse(found) if real is None else found) from error
     return _results(recording, func, args, kwargs, places, keywords, out)
 
 
@@ -223,9 +227,9 @@ def _number(mesh: Mesh, value: Any, lifted: bool) -> Any:
 _SMALL = 2**20
 
 
-def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exception) -> str:
+def _torchs_error(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
     """PyTorch's own error for a call that the fake run refused: kernels and fake kernels word some errors
-    differently."""
+    differently. None where PyTorch does not refuse it."""
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
@@ -237,8 +241,8 @@ def _torchs_words(func: Any, args: list[Any], kwargs: dict[str, Any], error: Exc
         with outside_programs():
             func(*(real(value) for value in args), **{name: real(value) for name, value in kwargs.items()})
     except (RuntimeError, TypeError, ValueError, IndexError) as real_error:
-        return str(real_error).strip()
-    return str(error).strip()
+        return real_error
+    return None
 
 
 def _results(
@@ -379,10 +383,12 @@ def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
 
 
 def _reshaped_in_place(func: Any) -> OperatorError:
-    return OperatorError(
-        f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
-        hint="use the form of the op that returns a new tensor.",
-        source=user_source(),
+    return refuse(
+        OperatorError(
+            f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
+            hint="use the form of the op that returns a new tensor.",
+            source=user_source(),
+        )
     )
 
 
@@ -429,7 +435,7 @@ def _data_dependent(
         indices = _places(recording, args[1])
         if not any(map(_is_mask, indices)):
             return record(func, (args[0], indices), kwargs)
-        raise OperatorError(
+        masked = OperatorError(
             "an index by a mask gives a tensor whose shape depends on values, which a distributed tensor cannot have",
             hint="y = x[mask] * 2                  # wrong: how many entries it has, only the workers know\n"
             "y = torch.where(mask, x * 2, 0)  # right: all entries, and 0 where the mask is not set\n"
@@ -437,14 +443,15 @@ def _data_dependent(
             "x = torch.where(mask, new, x)    # right, for x[mask] = new[mask]\n"
             "Outside of programs x[mask] waits for the mask.",
             source=user_source(),
-        ) from error
+        )
+        raise refuse(masked) from error
     whole = [_known(recording, arg) for arg in args]
     if not any(True for _ in _distributed(whole)):
         with outside_programs():
             found = func(*whole, **kwargs)
         return _placed(recording, found)
     if any("Tensor" in str(value.type) for value in func._schema.returns):
-        raise OperatorError(
+        sized = OperatorError(
             f"{func.overloadpacket} gives a tensor whose shape depends on values, "
             "which a distributed tensor cannot have",
             hint=_WAYS_OUT.get(
@@ -453,7 +460,8 @@ def _data_dependent(
             )
             + "\nor run the step without @monarch.program: there this op waits for the values.",
             source=user_source(),
-        ) from error
+        )
+        raise refuse(sized) from error
     raise branch_error(user_source()) from error
 
 

@@ -11,6 +11,7 @@ from monarch.compiler.ops.record import enter
 from monarch.language.errors import OperatorError
 from monarch.language.recorder.dispatch import record
 from monarch.language.recorder.recording import current_program, outside_programs
+from monarch.language.recorder.refusals import refuse
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -25,11 +26,12 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     while ref.parent is not None:
         ref = ref.parent
     if not ref.fake.is_contiguous():
-        raise OperatorError(
+        strided = OperatorError(
             f"{func.overloadpacket} of a tensor with strides {ref.fake.stride()}, which workers may hold otherwise",
             hint="make it contiguous first: x.contiguous().",
             source=user_source(),
         )
+        raise refuse(strided)
     return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
 
 
@@ -40,11 +42,12 @@ def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -
 
 
 def _sparse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    raise OperatorError(
+    sparse = OperatorError(
         f"{func.overloadpacket} gives a sparse tensor, which a distributed tensor cannot be",
         hint="fetch the tensor first, outside of programs: x.full_tensor().",
         source=user_source(),
     )
+    raise refuse(sparse)
 
 
 def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.tape import Expr, Input, Op, Tape, Task, Value
 from monarch.compiler.types import TensorType
 from monarch.language.recorder.meshes import Places, mesh_error
@@ -311,13 +311,14 @@ if hasattr(os, "register_at_fork"):  # where processes can be forked
 
 class _Current(threading.local):
     recording: Recording | None = None
+    refused: MonarchError | None = None
     module: str = ""
     task: Task | None = None
 
 
 current = _Current()
-"""The program that each thread traces, the path of the module whose forward it runs, and the stage and microbatch of a
-pipeline that it records."""
+"""The program that each thread traces, the first thing in it that is refused, the path of the module whose forward it
+runs, and the stage and microbatch of a pipeline that it records."""
 
 
 def current_program() -> Recording | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -19,7 +20,7 @@ from monarch.compiler.tape import Value, View
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
 from monarch.language.layouts import LayoutLike, as_layout
-from monarch.language.source import user_source
+from monarch.language.source import belongs_to_user, user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 
@@ -460,9 +461,26 @@ class DistributedTensor(_Base):
             made._is_param = True
         return made
 
+    def data_ptr(self) -> int:
+        """A number that tells memory from memory, as in PyTorch: equal where two tensors begin at the same place."""
+        return (id(self._ref.cell) << 48) + int(self._ref.fake.storage_offset()) * self.itemsize if self.numel() else 0
+
     def storage(self) -> Any:
         """Raises MonarchError: what is written from a tensor's memory (safetensors) is written by the workers."""
-        raise MonarchError(
+        raise self._without_memory()
+
+    def untyped_storage(self) -> Any:
+        """What PyTorch keeps of its storage, which has no memory. Raises MonarchError where a program asks for it."""
+        if operations.is_tracing() and belongs_to_user(sys._getframe(1).f_code):
+            raise self._without_memory()
+        return super().untyped_storage()
+
+    def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
+        """Raises MonarchError: no other library can read a worker's memory."""
+        raise self._without_memory()
+
+    def _without_memory(self) -> MonarchError:
+        return MonarchError(
             f"{self!r} has no storage here: its data lies on the workers",
             hint='write safetensors with monarch.save(model, "model.safetensors"); '
             "elsewhere pass x.full_tensor(), which is plain.",

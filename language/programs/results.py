@@ -1,0 +1,56 @@
+"""What a program returns: the plan's results, numbers of the call, and Python's objects."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.tape import Value
+from monarch.language.programs.effects import Again
+from monarch.language.recorder.recording import Recording
+from monarch.language.recorder.scalar import ScalarNode
+from monarch.language.tensors.tensor import DistributedTensor
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a program gives back: a pytree whose leaves are the program's results (`Value`s), numbers of the call
+    (`Expr`s), results that stand there again (`Again`) and Python objects."""
+
+    leaves: list[Any]
+    spec: Any
+
+    @property
+    def values(self) -> list[Value]:
+        return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
+
+
+def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -> Result:
+    """What the program returns. A tensor or container that Python keeps elsewhere too is no result of the plan: each
+    call returns the one that is there."""
+    leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda value: keeps(value) or _has_number_keys(value))
+    found: list[Any] = []
+    first: dict[int, int] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
+            found.append(Again(first[id(leaf)]))
+        elif isinstance(leaf, DistributedTensor):
+            found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
+        elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
+            found.append(leaf.node.expr)
+        elif isinstance(leaf, torch.SymInt):
+            found.append(recording.symbols.size(leaf))
+        elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
+            found.append(float(leaf) if isinstance(leaf, torch.SymFloat) else bool(leaf))
+        else:
+            found.append(leaf)
+    return Result(found, spec)
+
+
+def _has_number_keys(value: Any) -> bool:
+    """Whether a dict has keys that stand for numbers of the call."""
+    return isinstance(value, dict) and any(isinstance(key, torch.SymFloat) for key in value)
