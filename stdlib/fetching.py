@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeVar
 
+import torch
 from torch.utils import _pytree
 
+from monarch.compiler.errors import LayoutError
 from monarch.language import DistributedTensor
+from monarch.language.source import user_source
 from monarch.runtime.future import Future
 
 T = TypeVar("T")
@@ -19,10 +22,19 @@ def fetch_shard(obj: T, shard: Mapping[str, int] | None = None, **coordinates: i
         monarch.fetch_shard((loss, weights), data=1).result()
 
     The worker is named by its coordinates, in a dict or by keyword; mesh dims that are left out are 0. The tensors are
-    fetched when the future's value is asked for. Raises MeshDimError for an unknown mesh dim.
+    fetched when the future's value is asked for. Raises MeshDimError for an unknown mesh dim, LayoutError where all
+    tensors are plain: no worker has one of its own.
     """
     where = {**(shard or {}), **coordinates}
-    tensors = [each for each in _pytree.tree_leaves(obj) if isinstance(each, DistributedTensor)]
+    leaves = _pytree.tree_leaves(obj)
+    tensors = [each for each in leaves if isinstance(each, DistributedTensor)]
+    if not tensors and any(isinstance(each, torch.Tensor) for each in leaves):
+        raise LayoutError(
+            "this tensor is plain: it is here, and on no mesh",
+            hint="mesh = monarch.distributed.Mesh(procs=procs)\nwith mesh.activate():    # procs.activate() is for "
+            "remote functions\n    x = torch.rand(3)    # each worker's own",
+            source=user_source(),
+        )
     for tensor in tensors:
         for dim in where:
             tensor.mesh.extent.position(dim)

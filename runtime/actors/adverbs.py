@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 Selection = Literal["all", "choose"]
 
@@ -183,16 +184,27 @@ class Endpoint(Generic[P, R]):
         return f"<endpoint {self._recipients._label}.{self._method.name}{self._method.signature}>"
 
 
+class Addressed(Protocol[R_co]):
+    """What is no endpoint itself, but called by one: a `monarch.remote` function."""
+
+    def addressed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Endpoint[..., Any], tuple[Any, ...], dict[str, Any]]: ...
+
+
 def send(
-    endpoint: Endpoint[Any, R],
+    endpoint: Endpoint[Any, R] | Addressed[R],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     port: Port[R] | None = None,
     selection: Selection = "all",
 ) -> None:
-    """Call an endpoint of all actors, or of one at random ("choose"); replies go to `port`, if there is one."""
+    """Call an endpoint of all actors, or of one at random ("choose"), or a `monarch.remote` function in the active
+    processes; replies go to `port`, if there is one."""
     if selection not in ("all", "choose"):
         raise ValueError(f"selection={selection!r} is neither 'all' nor 'choose'")
+    if not isinstance(endpoint, Endpoint):
+        endpoint, args, kwargs = endpoint.addressed(args, kwargs)
     endpoint._check(args, kwargs)
     recipients = endpoint._recipients
     place = None if selection == "all" else _random.randrange(len(recipients._shape))

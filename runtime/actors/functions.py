@@ -62,6 +62,12 @@ class Remote(Generic[P, R]):
         """Run it in all processes, and hear nothing of it; what it raises is a failure of the caller's."""
         self._run(args, kwargs).broadcast(self._function, args, kwargs)
 
+    def addressed(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Endpoint[..., Any], tuple[Any, ...], dict[str, Any]]:
+        """The endpoint that runs it in the processes that are active, and what that is called with: for `send`."""
+        return self._run(args, kwargs), (self._function, args, kwargs), {}
+
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Endpoint[..., Any]:
         try:
             self._signature.bind(*args, **kwargs)

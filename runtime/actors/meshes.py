@@ -432,9 +432,9 @@ class ProcMesh(Owned):
 
         return done(self._ask_each(READY, f"{self._name}.initialized"), True, why)
 
-    def logging_option(
+    async def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: float | None = None, level: int = logging.INFO
-    ) -> Future[None]:
+    ) -> None:
         """What comes to the program of what these processes print and log: `await procs.logging_option(…)`.
 
         `stream_to_client`      False: nothing, but for the last lines in the report of how a process ended
@@ -442,7 +442,7 @@ class ProcMesh(Owned):
                                 lines of several processes are joined if they come together
         `level`                 of their root logger: from which level on they log, where a logger has none of its own
 
-        A future of when that holds. Raises ValueError for a value that is not allowed, RuntimeError for a slice.
+        Returns when that holds. Raises ValueError for a value that is not allowed, RuntimeError for a slice.
         """
         self._whole()
         if aggregate_window_sec is not None and not stream_to_client:
@@ -459,7 +459,7 @@ class ProcMesh(Owned):
             return OUTPUT_OPTIONS, self._id, reply, stream_to_client, aggregate_window_sec
 
         everybody = [*members, *self._group.hosts]
-        return done(_ask_several(Shape.of({"asked": len(everybody)}), everybody, head, name), None)
+        await _ask_several(Shape.of({"asked": len(everybody)}), everybody, head, name)
 
     def stacks(self) -> Future[ValueMesh[str]]:
         """What the processes are doing now: the stacks of their threads and tasks, as text."""

@@ -16,7 +16,7 @@ import torch
 
 import monarch
 from monarch import builtins
-from monarch.actor import Actor, ActorError, current_rank, endpoint, this_host
+from monarch.actor import Actor, ActorError, Channel, current_rank, endpoint, send, this_host
 from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.runtime.actors.conftest import WAIT
 
@@ -55,6 +55,9 @@ def test_a_function_runs_in_every_process() -> None:
         assert place.choose(10, name="y").get(WAIT) in {("y", 10, first[0][2]), ("y", 10, first[1][2])} | set(first)
         assert list(later.call(1).get(WAIT).values()) == [2, 2]
         place.broadcast(1)
+        port, receiver = Channel[object].open()
+        send(place, (10,), {"name": "z"}, port)
+        assert {receiver.recv().get(WAIT) for _ in range(2)} == {("z", 10, first[0][2]), ("z", 11, first[1][2])}
     with procs.slice(gpus=1).activate():
         assert place.call_one(0).get(WAIT) == ("x", 0, first[1][2])
 

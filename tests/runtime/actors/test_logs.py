@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import logging
 import queue
@@ -100,12 +101,12 @@ def test_logging_options_say_what_comes_to_the_program(
     def say(level: int, text: str) -> None:
         actors.say_by_its_logger.call(level, text).get(WAIT)
 
-    procs.logging_option().get(WAIT)
+    asyncio.run(procs.logging_option())
     say(logging.ERROR, "silent")
-    procs.logging_option(stream_to_client=True, level=logging.DEBUG).get(WAIT)
+    asyncio.run(procs.logging_option(stream_to_client=True, level=logging.DEBUG))
     logging.getLogger("Logger").setLevel(logging.DEBUG)
     say(logging.DEBUG, "debug")
-    procs.logging_option(stream_to_client=True, aggregate_window_sec=3600, level=logging.ERROR).get(WAIT)
+    asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=3600, level=logging.ERROR))
     for _ in range(3):
         say(logging.WARNING, "again")
     say(logging.ERROR, "error")
@@ -120,13 +121,13 @@ def test_logging_options_say_what_comes_to_the_program(
 def test_logging_options_that_make_no_sense_are_refused() -> None:
     procs = this_host().spawn_procs(per_host={"gpus": 2})
     with pytest.raises(ValueError, match="it needs stream_to_client=True"):
-        procs.logging_option(aggregate_window_sec=1)
+        asyncio.run(procs.logging_option(aggregate_window_sec=1))
     with pytest.raises(ValueError, match="a number of seconds from 0"):
-        procs.logging_option(stream_to_client=True, aggregate_window_sec=-1)
+        asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=-1))
     with pytest.raises(ValueError, match="from 0 to 255"):
-        procs.logging_option(level=256)
+        asyncio.run(procs.logging_option(level=256))
     with pytest.raises(RuntimeError, match="is a slice"):
-        procs.slice(gpus=0).logging_option()
+        asyncio.run(procs.slice(gpus=0).logging_option())
 
 
 def test_without_a_handler_warnings_are_printed_with_a_prefix(capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,6 +104,8 @@ def test_what_cannot_be_is_an_error(linear: Linear, mesh: Mesh) -> None:
         monarch.program(lambda x: linear.forward.rref(x))(x)
     with pytest.raises(ProgramError, match="needs a gradient, and what actors return has none"):
         linear.forward.rref(x.detach().requires_grad_())
+    with pytest.raises(LayoutError, match="is plain: it is here, and on no mesh"):
+        monarch.fetch_shard([torch.ones(2)], data=0)
     with pytest.raises(ValueError, match="propagate='cached' of .*function"):
         endpoint(propagate="cached")(lambda self: None)  # type: ignore[arg-type]
     other = this_host().spawn_procs({"data": 2}).spawn("other", Linear)
