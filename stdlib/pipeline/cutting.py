@@ -1,14 +1,17 @@
-"""Stages of a model: which of its modules each has, from a list, from names, or balanced by cost."""
+"""Stages of a model: which of its modules each has, from a list, from names, or balanced by cost (`costs`)."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch import nn
 
 from monarch.compiler.errors import ProgramError
 from monarch.language.source import user_source
+
+Cost = Callable[[Sequence[nn.Module]], list[float]]
+"""What each of some modules costs."""
 
 
 class Stages:
@@ -56,10 +59,10 @@ class Stages:
                 self.enters[id(module)] = at[name]
 
 
-def balanced(model: nn.Module, count: int) -> list[str]:
-    """Where to cut a model into `count` stages, so that the costliest costs as little as can be. A module costs what it
-    has parameters, but for tables of embeddings, which cost nothing to read. Lists and sequences of modules are cut
-    between their modules; nothing else is."""
+def balanced(model: nn.Module, count: int, cost: Cost | None = None) -> list[str]:
+    """Where to cut a model into `count` stages, so that the costliest costs as little as can be. `cost` says what the
+    modules cost between which it can be cut; without, each has what it has parameters, but for tables of embeddings,
+    which cost nothing to read. Lists and sequences of modules are cut between their modules; nothing else is."""
     units = _units(model, "")
     if len(units) < count:
         raise ProgramError(
@@ -67,8 +70,9 @@ def balanced(model: nn.Module, count: int) -> list[str]:
             hint="name the modules at which stages begin: split_at=['encoder.layers.4', …].",
             source=user_source(),
         )
-    costs = [_cost(module) for _, module in units]
-    best = {(0, 0): (0, 0)}
+    modules = [module for _, module in units]
+    costs = [float(_parameters(module)) for module in modules] if cost is None else cost(modules)
+    best: dict[tuple[int, int], tuple[float, int]] = {(0, 0): (0.0, 0)}
     for stages in range(1, count + 1):
         for end in range(stages, len(costs) + 1):
             best[stages, end] = min(
@@ -95,6 +99,7 @@ def _units(module: nn.Module, prefix: str) -> list[tuple[str, nn.Module]]:
     return found
 
 
-def _cost(module: nn.Module) -> int:
+def _parameters(module: nn.Module) -> int:
+    """How many it has, but for tables of embeddings."""
     own = sum(each.numel() for each in module.parameters(recurse=False))
-    return (0 if isinstance(module, nn.Embedding) else own) + sum(map(_cost, module.children()))
+    return (0 if isinstance(module, nn.Embedding) else own) + sum(map(_parameters, module.children()))

@@ -29,6 +29,7 @@ from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
+from monarch.stdlib.pipeline.costs import seconds_of
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.losses import Counted, adds_up
 from monarch.stdlib.pipeline.schedules import order
@@ -45,6 +46,7 @@ def pipeline(
     virtual: int | None = None,
     layouts: Mapping[str, Any] | str | None = None,
     mixes_rows: bool = False,
+    example: Any = None,
 ) -> Pipeline:
     """Place a model's stages along a mesh dim, one after the other, and give what trains it in microbatches.
 
@@ -60,8 +62,11 @@ def pipeline(
 
     `model` is a list of stages, each of which takes what the one before it gives, or one module. That is cut where
     `split_at` says: each module named there, and what is behind it in `model.named_modules()`, is the next stage;
-    without, between modules, so that stages have about as many parameters. `schedule` is "gpipe", "1f1b", "interleaved"
-    (with `virtual` stages for each group of workers, 2 by default), or "zero-bubble" (`monarch.stdlib.pipeline.order`).
+    without, between modules, so that stages have about as many parameters, or with an `example`, so that they take
+    about as long: a batch as the model takes it (a tensor, a tuple of arguments or a dict of those with names), on
+    which the model is run without data, and the time of its ops is estimated. `pipe.costs` has it by stage. `schedule`
+    is "gpipe", "1f1b", "interleaved" (with `virtual` stages for each group of workers, 2 by default), or "zero-bubble"
+    (`monarch.stdlib.pipeline.order`).
     `layouts` are those of `module_to_mesh`, on the mesh of a stage: `mesh.slice(pipe=0)`. Parameters that are on a mesh
     already stay there. `mixes_rows` says that the model mixes the rows of a batch, and is to mix those of each
     microbatch: then nothing is refused for that. In microbatches of one row it cannot be seen, and has to be said.
@@ -76,7 +81,14 @@ def pipeline(
         virtual = 2 if schedule == "interleaved" else 1
     timetable = order(schedule, groups, microbatches, virtual)
     if isinstance(model, nn.Module):
-        cuts = list(split_at) if split_at is not None else balanced(model, timetable.stages)
+        whole = model
+
+        def cost(modules: Sequence[nn.Module]) -> list[float]:
+            found = seconds_of(whole, {id(each): at for at, each in enumerate(modules)}, example, microbatches)
+            return [found[at] for at in range(len(modules))]
+
+        by_cost = None if example is None else cost
+        cuts = list(split_at) if split_at is not None else balanced(model, timetable.stages, by_cost)
     else:
         model = nn.Sequential(*model)
         cuts = [str(at) for at in range(1, len(model))]
@@ -87,10 +99,14 @@ def pipeline(
             hint=f"cut the model at {timetable.stages - 1} modules.",
             source=user_source(),
         )
+    costs = None
+    if example is not None:
+        found = seconds_of(model, stages.enters, example, microbatches)
+        costs = tuple([found.get(stage, 0.0) for stage in range(stages.count)])
     meshes = [mesh.slice(**{mesh_dim: at}) for at in range(groups)]
     homes = {name: meshes[stage % groups] for name, stage in stages.of.items()}
     module_to_mesh(model, meshes[0], layouts, meshes=homes)
-    return Pipeline(model, stages, meshes, timetable, mixes_rows)
+    return Pipeline(model, stages, meshes, timetable, mixes_rows, costs)
 
 
 class Pipeline(nn.Module):
@@ -98,12 +114,20 @@ class Pipeline(nn.Module):
 
     `meshes`     those of the groups of workers
     `timetable`  what they do, and when: `print(pipe.timetable)`, `pipe.timetable.bubble`
+    `costs`      estimated seconds that each stage takes for a microbatch, forward and backward; None without an example
     """
 
     def __init__(
-        self, model: nn.Module, stages: Stages, meshes: list[Mesh], timetable: Timetable, mixes_rows: bool
+        self,
+        model: nn.Module,
+        stages: Stages,
+        meshes: list[Mesh],
+        timetable: Timetable,
+        mixes_rows: bool,
+        costs: tuple[float, ...] | None,
     ) -> None:
         super().__init__()
+        self.costs = costs
         self.mixes_rows = mixes_rows
         self.model = model
         self.stages = stages
