@@ -7,6 +7,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from copy import copy
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -281,9 +282,10 @@ class DistributedTensor(_Base):
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """The block of one worker, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.
 
-        At the end of a dim that the mesh does not divide it is smaller than on the workers before, or empty.
+        At the end of a dim that the mesh does not divide it is smaller than on the workers before, or empty. What is a
+        pending sum is added up first.
         """
-        handle, mesh = self._value()
+        handle, mesh = self._blocks()
         worker = mesh.extent.point(dict.fromkeys(mesh.mesh_dim_names, 0) | coordinates).rank
         block = mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
         return own_part(block, handle.type, mesh.spec, worker)
@@ -297,6 +299,15 @@ class DistributedTensor(_Base):
             cell.mesh.executor  # noqa: B018  (an abstract mesh says so)
             raise MonarchError("this tensor has no value")
         return cell.handle, cell.mesh
+
+    def _blocks(self) -> tuple[Handle, Mesh]:
+        """As `_value`, with pending sums added up: what a worker has is a block of the value then, and no summand."""
+        handle, mesh = self._value()
+        layout = handle.type.layout
+        if not layout.partial:
+            return handle, mesh
+        with torch.no_grad():
+            return self.redistribute(replace(layout, partial=(), varying=()))._value()
 
     def redistribute(self, layout: LayoutLike) -> DistributedTensor:
         """The same tensor in another layout, which its gradient gets too."""
@@ -492,7 +503,7 @@ class DistributedTensor(_Base):
         where it is."""
         message = outgoing.get()
         if message is not None:
-            handle, mesh = self._value()
+            handle, mesh = self._blocks()
             return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), self.requires_grad)
         if operations.is_tracing():
             raise ProgramError(

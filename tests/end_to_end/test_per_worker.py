@@ -73,3 +73,14 @@ def test_what_is_made_outside_of_programs_is_each_workers_own_and_printed_so() -
             assert monarch.inspect(own, data=1).tolist() == [10.0, 10.0]  # fetched there, and plain
             assert (monarch.reduce(own, "data") + torch.tensor([1.0, 2.0])).full_tensor().tolist() == [11.0, 12.0]
         assert all(torch.equal(monarch.inspect(drawn, data=at), monarch.inspect(again, data=at)) for at in (0, 1))
+
+
+def test_a_pending_sum_of_some_is_read_as_the_sum() -> None:
+    """Along the other mesh dim each worker has a sum of its own."""
+    with Mesh(data=2, model=2) as mesh:
+        with mesh.activate():
+            own = torch.zeros(1) + mesh.rank("data") + 10 * mesh.rank("model")
+        total = monarch.reduce(own, "data")
+        assert str(total.tensor_type) == "f32[1] partial<sum: data> varying<model>"  # type: ignore[attr-defined]
+        assert [monarch.inspect(total, data=1, model=at).item() for at in (0, 1)] == [1, 21]
+        assert str(total).startswith("{'model': 0}: tensor([1.])\n{'model': 1}: tensor([21.])\n")

@@ -149,6 +149,15 @@ def test_an_actor_gets_its_workers_shard(service: Service, mesh: Mesh) -> None:
     assert [shard.tolist() for shard in values(service.show.call())] == x.reshape(2, 2, 2).tolist()
 
 
+def test_of_a_pending_sum_an_actor_gets_the_sum(service: Service, mesh: Mesh) -> None:
+    x = torch.arange(8.0).reshape(4, 2)
+    placed = monarch.distribute(x, mesh, "[@data, -]")
+    product = placed.T @ placed
+    assert str(product.tensor_type) == "f32[2, 2] partial<sum: data>"  # type: ignore[attr-defined]
+    for got in (*values(service.get.call(product)), monarch.inspect(product, data=1)):
+        assert torch.equal(got, x.T @ x)
+
+
 def test_also_within_other_things(service: Service, mesh: Mesh) -> None:
     x = monarch.distribute(torch.arange(4.0), mesh, "[@data]")
     y = monarch.distribute(torch.arange(2), mesh, "[@data]")
