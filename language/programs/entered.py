@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import gc
 import importlib.util
 import logging
 import os
@@ -206,6 +207,19 @@ def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
         if depth < 3 or "JUMP" in later.opname:  # it takes the constant
             return False
     return False
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Within the block the garbage collector runs when it is called only. The functions that finalize what it finds
+    would be taken for the program's own, and what they read and write for its reads and effects."""
+    runs = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if runs:
+            gc.enable()
 
 
 class Entered:

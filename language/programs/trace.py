@@ -25,7 +25,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.programs.call import Call
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
-from monarch.language.programs.entered import Entered
+from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
 from monarch.language.programs.held import PLAIN, Contents, Held
@@ -233,6 +233,7 @@ def trace(
     return _trace(call, mesh, environment, varying, moving, symbols, attempt, False)
 
 
+@collected_later()
 def _trace(
     call: Call,
     mesh: Mesh,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from monarch.compiler.cli import main
+from monarch.language.tensors.mesh import open_meshes
 
 PROGRAMS = {
     "mlp.py": """\
@@ -95,6 +96,16 @@ class Result:
 
 
 Run = Callable[..., Result]
+
+
+@pytest.fixture(autouse=True)
+def ended_meshes() -> Iterator[None]:
+    """The meshes that a command leaves open end with its process; here it has none."""
+    before = set(map(id, open_meshes()))
+    yield
+    for mesh in open_meshes():
+        if id(mesh) not in before:
+            mesh.close()
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import copy
 import ctypes
 import dataclasses
 import functools
+import gc
 import logging
 import multiprocessing
 import operator
@@ -342,3 +343,39 @@ def test_a_state_that_is_returned_too_is_read_without_history(mesh: Mesh) -> Non
 def test_the_seed_is_none_of_a_program_s(mesh: Mesh) -> None:
     with pytest.raises(ProgramError, match="asks for the seed of PyTorch's generator"):
         program(lambda x: x * torch.initial_seed(), mesh=mesh)(distribute(torch.ones(4), mesh))
+
+
+finalized: list[int] = []
+
+
+class Left:
+    """Waits for the garbage collector."""
+
+    def __init__(self) -> None:
+        self.own = self
+
+    def __del__(self) -> None:
+        finalized.append(random.randint(0, 9))
+
+
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_what_the_garbage_collector_finalizes_while_a_program_is_traced_is_not_the_programs(
+    mesh: Mesh, traces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + len([[] for _ in range(1000)])
+
+    finalized.clear()
+    gc.collect()
+    before = gc.get_threshold()
+    try:
+        for _ in range(3):
+            gc.set_threshold(10**6)
+            Left()
+            gc.set_threshold(500)
+            assert step(torch.zeros(1)).full_tensor().item() == 1000.0
+    finally:
+        gc.set_threshold(*before)
+    gc.collect()
+    assert (len(traces), len(finalized)) == (1, 3)
