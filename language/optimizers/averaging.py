@@ -32,31 +32,39 @@ def _counted_on_the_mesh(original: Callable[..., None]) -> Callable[..., None]:
 def _without_branches(original: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(original)
     def update_parameters(self: AveragedModel, model: nn.Module) -> None:
-        in_program = current_program() is not None and isinstance(self.n_averaged, DistributedTensor)
-        (_update if in_program else original)(self, model)
+        meshes = {id(each.mesh) for each in self.parameters() if isinstance(each, DistributedTensor)}
+        ours = isinstance(self.n_averaged, DistributedTensor) and (current_program() is not None or len(meshes) > 1)
+        (_update if ours else original)(self, model)
 
     return update_parameters
 
 
 def _update(self: AveragedModel, model: nn.Module) -> None:
-    """What `update_parameters` does, which copies the model the first time and averages later, by `torch.where`."""
+    """What `update_parameters` does, which copies the model the first time and averages later, by `torch.where`; on
+    each mesh where the model is."""
     if self.use_buffers:
         ours = [*self.module.parameters(), *self.module.buffers()]
         theirs = [*model.parameters(), *model.buffers()]
     else:
         ours, theirs = [*self.parameters()], [*model.parameters()]
     averaged, now = [tensor.detach() for tensor in ours], [tensor.detach() for tensor in theirs]
+    counted: Any = self.n_averaged
+    homes = [tensor.mesh if isinstance(tensor, DistributedTensor) else counted.mesh for tensor in ours]
+    counts: dict[Any, Any] = {mesh: counted.to(mesh) for mesh in homes}
     if self.multi_avg_fn is not None:
         new = [tensor.clone() for tensor in averaged]
-        for dtype in dict.fromkeys(tensor.dtype for tensor in new):
-            group = [number for number, tensor in enumerate(new) if tensor.dtype == dtype]
-            self.multi_avg_fn([new[i] for i in group], [now[i] for i in group], self.n_averaged)
+        groups: dict[Any, list[int]] = {}
+        for number, (tensor, mesh) in enumerate(zip(new, homes, strict=True)):
+            groups.setdefault((mesh, tensor.dtype), []).append(number)
+        for (mesh, _), group in groups.items():
+            self.multi_avg_fn([new[i] for i in group], [now[i] for i in group], counts[mesh])
     else:
         average: Any = self.avg_fn or swa_utils.get_swa_avg_fn()
-        new = [average(old, current, self.n_averaged) for old, current in zip(averaged, now, strict=True)]
-    first = self.n_averaged == 0
-    for old, current, later in zip(averaged, now, new, strict=True):
-        old.copy_(torch.where(first, current.to(old.dtype), later.to(old.dtype)))
+        rows = zip(averaged, now, homes, strict=True)
+        new = [average(old, current, counts[mesh]) for old, current, mesh in rows]
+    first = {mesh: count == 0 for mesh, count in counts.items()}
+    for old, current, later, mesh in zip(averaged, now, new, homes, strict=True):
+        old.copy_(torch.where(first[mesh], current.to(old.dtype), later.to(old.dtype)))
     if not self.use_buffers:
         for ours_, theirs_ in zip(self.module.buffers(), model.buffers(), strict=True):
             ours_.detach().copy_(theirs_.detach())

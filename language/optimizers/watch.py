@@ -18,6 +18,7 @@ from monarch.language.recorder.optimizer_state import OptimizerSnapshot, is_plai
 from monarch.language.recorder.recording import Recording, current_program, outside_programs
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
+from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
 Optimizer = torch.optim.Optimizer
@@ -240,14 +241,14 @@ class OptimizerWatch:
         group[key] = value
 
     def _place_state(self, optimizer: Optimizer) -> None:
-        """State made by eager steps (a step counter) is placed on the mesh, replicated."""
+        """State made by eager steps (a step counter) is placed on its parameter's mesh, replicated."""
         for parameter in parameters(optimizer):
             if not isinstance(parameter, DistributedTensor):
                 continue
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if isinstance(value, torch.Tensor) and not isinstance(value, DistributedTensor):
-                    state[key] = _outside(self.recording, value)
+                    state[key] = _outside(parameter.mesh, value)
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._put_back(self._stepping)
@@ -261,9 +262,9 @@ class OptimizerWatch:
         swapped.clear()
 
 
-def _outside(recording: Recording, value: torch.Tensor) -> DistributedTensor:
+def _outside(mesh: Mesh, value: torch.Tensor) -> DistributedTensor:
     with outside_programs():
-        return distribute(value, recording.mesh)
+        return distribute(value, mesh)
 
 
 def _is_number(value: Any) -> bool:

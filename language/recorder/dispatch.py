@@ -112,6 +112,12 @@ def find_mesh(args: Any, kwargs: Any = None) -> Mesh | None:
     return mesh
 
 
+def is_distributed(args: Any, kwargs: Any) -> bool:
+    """Whether a call has a distributed tensor among its arguments; they may be on several meshes, as the lists are that
+    `torch._foreach_*` take."""
+    return next(_distributed((args, list(kwargs.values()))), None) is not None
+
+
 def mesh_now() -> Mesh:
     """The mesh on which a function makes a tensor that takes none: that of the program, or of the per-worker code."""
     return current.recording.mesh if current.recording is not None else active.regions[-1][0]

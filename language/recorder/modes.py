@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from monarch.language.recorder.dispatch import dispatch, find_mesh, plain_write, record, tensors_in, writes_of
+from monarch.language.recorder.dispatch import dispatch, is_distributed, plain_write, record, tensors_in, writes_of
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.varying import active, made_to_vary, selected
@@ -43,7 +43,7 @@ class _Factories(TorchDispatchMode):
     def _dispatch(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         recording = current.recording
         assert recording is not None
-        if find_mesh(args, kwargs) is not None:
+        if is_distributed(args, kwargs):
             if not func._schema.is_mutable or (plain_args := _of_plain(recording, func, args, kwargs)) is None:
                 return dispatch(func, args, kwargs)
             args, kwargs = plain_args
@@ -120,7 +120,7 @@ class _OnMesh(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if find_mesh(args, kwargs) is None:
+        if not is_distributed(args, kwargs):
             takes = next(tensors_in((*args, *kwargs.values())), None) is not None
             makes = any("Tensor" in str(value.type) for value in func._schema.returns)
             if takes or not makes or not active.regions:

@@ -114,6 +114,10 @@ class Across(TorchFunctionMode):
             finally:
                 self._next = -1
 
+    def again(self) -> Across:
+        """What brings operands to stages while gradients are computed: activation checkpoints run modules then."""
+        return Across(self.pipe, self.recording, 0, self.shared, None)
+
     def at(self, stage: int, *, by_rows: bool | None = None) -> None:
         """Work on another stage from here on, and with `by_rows` on each row of the batch by itself, or not."""
         self.by_rows = self.by_rows if by_rows is None else by_rows
@@ -169,7 +173,7 @@ class Across(TorchFunctionMode):
             if self.rows is None or (error := self.rows.mixed_by(self._values(result))) is None:
                 self._calls.append((func, result))
                 return result
-            if _writes(func, kwargs):
+            if _writes(func, kwargs) or name in _RECURRENT:
                 raise error
             self.together.shapes[number] = [tuple(each.shape) for each in _tensors(result)]
         if self.microbatch or len(self.together.waiting) < len(self.together.rows) - 1:
@@ -294,6 +298,10 @@ def run_in_step(runs: Sequence[Across], given: Sequence[tuple[Any, Any, Any]]) -
 
 def _tensors(tree: Any) -> list[DistributedTensor]:
     return [each for each in pytree.tree_leaves(tree) if isinstance(each, DistributedTensor)]
+
+
+_RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
+"""Loops over a sequence: their first state has each microbatch's rows and is made of zeros, so it cannot be merged."""
 
 
 def _writes(func: Any, kwargs: Any) -> bool:

@@ -206,17 +206,17 @@ class Pipeline(nn.Module):
                 with belonging_to(None):
                     counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
         if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
-            total = _backward([loss_at(0, outputs[0])])
+            total = self._backward(runs[0], [loss_at(0, outputs[0])])
             repeats = Repeats(recording, (self.model, loss_fn))
             for k in range(1, count):
                 rows_of_k = [leaf for leaf in pytree.tree_leaves(given[k]) if isinstance(leaf, DistributedTensor)]
 
                 def traced(k: int = k) -> torch.Tensor:
-                    return _backward([loss_at(k, runs[k].run(*given[k][:2]))])
+                    return self._backward(runs[k], [loss_at(k, runs[k].run(*given[k][:2]))])
 
                 total = total + repeats.loss_of(k, own[k], rows_of_k, traced)
         elif alike:
-            total = _backward([loss_at(k, output) for k, output in enumerate(outputs)])
+            total = self._backward(runs[0], [loss_at(k, output) for k, output in enumerate(outputs)])
         else:
             assert together is not None
             outputs = outputs if len(outputs) == count else run_in_step(runs, given)
@@ -226,10 +226,43 @@ class Pipeline(nn.Module):
                 loss = loss_of(pytree.tree_unflatten(merged, columns[0][1]), target)
             _check_scalar(loss)
             together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
-            total = _backward([loss])
+            total = self._backward(runs[0], [loss])
         _add_gradients(shared)
         if together is not None and together.barriers:
             recording.tape.timetable = replace(self.timetable, barriers=tuple(together.barriers))
+        return total
+
+    @torch.no_grad()
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """Scale the gradients of all stages so that their norm, over all of them as one vector, is at most `max_norm`:
+        what `torch.nn.utils.clip_grad_norm_` does on one mesh. Gives the norm before, on the last stage's mesh."""
+        found: dict[Mesh, list[tuple[int, Any]]] = {}
+        for at, parameter in enumerate(self.parameters()):
+            if parameter.grad is not None:
+                mesh: Mesh = parameter.mesh  # type: ignore[attr-defined]
+                found.setdefault(mesh, []).append((at, parameter.grad))
+        if not found:
+            return torch.zeros(())
+        norms: list[tuple[int, Any]] = []
+        for grads in found.values():
+            own: Any = torch.stack([torch.linalg.vector_norm(each, norm_type) for _, each in grads])
+            norms += zip([at for at, _ in grads], own.to(self.meshes[-1]), strict=True)
+        in_order = [norm for _, norm in sorted(norms, key=lambda entry: entry[0])]  # as with every other schedule
+        total = torch.linalg.vector_norm(torch.stack(in_order), norm_type)
+        scale: Any = (max_norm / (total + 1e-6)).clamp(max=1.0)
+        for mesh, grads in found.items():
+            there = scale.to(mesh)
+            for _, each in grads:
+                each.mul_(there)
+        return total
+
+    def _backward(self, run: Across, losses: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The sum of the losses, whose gradients are added to those of the parameters."""
+        with run.again().working():
+            torch.autograd.backward(losses)
+        total = losses[0].detach()
+        for loss in losses[1:]:
+            total = total + loss.detach()
         return total
 
     @contextmanager
@@ -238,15 +271,6 @@ class Pipeline(nn.Module):
         with run.working():
             run.at(self.timetable.stages - 1, by_rows=False)
             yield
-
-
-def _backward(losses: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The sum of the losses, whose gradients are added to those of the parameters."""
-    torch.autograd.backward(losses)
-    total = losses[0].detach()
-    for loss in losses[1:]:
-        total = total + loss.detach()
-    return total
 
 
 def _one_row(rows: int) -> ProgramError:

@@ -1,0 +1,127 @@
+"""What a training loop does besides the step of a pipeline, against the same loop on the model without stages."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.optim import swa_utils
+from torch.utils.checkpoint import checkpoint
+
+import monarch
+from monarch.compiler.errors import ProgramError
+from monarch.stdlib.pipeline import pipeline
+from tests.language.partitioned import partitioned_mesh
+
+Optimizer = Callable[[Any], torch.optim.Optimizer]
+
+
+def momentum(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, nesterov=True, foreach=True)
+
+
+class Blocks(nn.Module):
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(4)])
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Any) -> Any:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
+        return x
+
+
+def check(
+    model: nn.Module,
+    optimizer: Optimizer = momentum,
+    clip: float = 0.0,
+    averages: bool = False,
+    schedule: str = "1f1b",
+    virtual: int = 1,
+    steps: int = 2,
+) -> None:
+    dense = copy.deepcopy(model)
+    with partitioned_mesh(pipe=2) as mesh:
+        pipe = pipeline(model, mesh, microbatches=4, schedule=schedule, virtual=virtual, layouts={})
+        ours, theirs = optimizer([*pipe.parameters()]), optimizer([*dense.parameters()])
+        ema = swa_utils.get_ema_multi_avg_fn(0.9)
+        average, wanted_average = (swa_utils.AveragedModel(each, multi_avg_fn=ema) for each in (pipe.model, dense))
+        norms = []
+
+        @monarch.program
+        def step(x: Any, y: Any) -> Any:
+            ours.zero_grad()
+            pipe.step(x, target=y, loss_fn=F.mse_loss)
+            norm = pipe.clip_grad_norm_(clip) if clip else None
+            ours.step()
+            if averages:
+                average.update_parameters(pipe.model)
+            return norm
+
+        for _ in range(steps):
+            x, y = torch.randn(2, 8, 6)
+            norms.append(step(x, y))
+            theirs.zero_grad()
+            F.mse_loss(dense(x), y).backward()
+            if clip:
+                torch.testing.assert_close(
+                    norms[-1].full_tensor(), nn.utils.clip_grad_norm_(dense.parameters(), clip).detach()
+                )
+            theirs.step()
+            if averages:
+                wanted_average.update_parameters(dense)
+        for found, wanted in [(pipe.model, dense)] + [(average, wanted_average)] * averages:
+            for name, value in wanted.state_dict().items():
+                torch.testing.assert_close(found.state_dict()[name].full_tensor(), value, msg=name)
+
+
+@pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved", 2)])
+def test_gradients_of_all_stages_are_clipped_as_one_vector(schedule: str, virtual: int) -> None:
+    check(Blocks(), clip=0.05, schedule=schedule, virtual=virtual)
+
+
+def test_weights_of_several_meshes_are_averaged() -> None:
+    check(Blocks(), averages=True)
+
+
+def test_steps_by_lists_of_tensors_and_counters_made_with_the_optimizer() -> None:
+    check(Blocks(), lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.1))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
+def test_blocks_that_are_computed_again_in_the_backward_pass(schedule: str) -> None:
+    check(Blocks(checkpointed=True), schedule=schedule)
+
+
+class Recurrent(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.GRU(6, 6, batch_first=True), nn.Linear(6, 6)
+
+    def forward(self, x: Any) -> Any:
+        return self.head(self.recurrent(x)[0])
+
+
+def test_a_recurrent_layer_asks_for_mixes_rows_and_trains_with_it() -> None:
+    dense, (x, y) = Recurrent(), torch.randn(2, 8, 3, 6)
+    wanted = F.mse_loss(dense(x), y)
+    with partitioned_mesh(pipe=2) as mesh:
+        for mixes in (False, True):
+            model = copy.deepcopy(dense)
+            pipe = pipeline(model, mesh, microbatches=2, split_at=["head"], layouts={}, mixes_rows=mixes)
+
+            @monarch.program
+            def step(x: Any, y: Any, pipe: Any = pipe) -> Any:
+                return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+            if mixes:
+                torch.testing.assert_close(step(x, y).full_tensor(), wanted.detach())
+            else:
+                with pytest.raises(ProgramError, match="mixes_rows=True"):
+                    step(x, y)
