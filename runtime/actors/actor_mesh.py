@@ -29,7 +29,8 @@ A = TypeVar("A", bound=Actor)
 
 
 class ActorMesh(Owned, Generic[A]):
-    """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute."""
+    """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute; `id` is what a
+    `MeshFailure` of theirs has as its `mesh_id`."""
 
     def __init__(
         self,
@@ -87,7 +88,10 @@ class ActorMesh(Owned, Generic[A]):
     def __getattr__(self, name: str) -> Any:
         if name in MESH_NAMES or name.startswith("__") or name in ("_cls", "_shape"):
             raise AttributeError(name)
-        found = attribute(self, ActorInterface.of(cast("type", self._cls)), name)
+        interface = ActorInterface.of(cast("type", self._cls))
+        if name == "id" and not interface.has(name):  # or else it is the class's
+            return self._id
+        found = attribute(self, interface, name)
         self.__dict__[name] = found
         return found
 

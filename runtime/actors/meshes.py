@@ -342,6 +342,11 @@ class ProcMesh(Owned):
         return self._name
 
     @property
+    def id(self) -> str:
+        """What a `MeshFailure` of these processes has as its `mesh_id`."""
+        return self._id
+
+    @property
     def host_mesh(self) -> HostMesh:
         """The host that they run on, or a mesh of several: with its own dims, unless this is a slice."""
         group = self._group

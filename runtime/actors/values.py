@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from monarch.compiler.mesh import MeshAlgebra, Point, Shape
@@ -57,6 +57,11 @@ class ValueMesh(MeshAlgebra, Generic[T]):
         if coordinates.keys() != self.extent.keys():
             raise KeyError(f"a place in {self.extent} has the dims {self.extent.labels}, not {list(coordinates)}")
         return self._values[self.extent.point(coordinates).rank]
+
+    def __getitem__(self, place: Mapping[str, int] | int) -> T:
+        """The value at a point, such as `context().actor_instance.rank`, or at a row-major rank. Raises as `item` and
+        `get`."""
+        return self.get(place) if isinstance(place, int) else self.item(**place)
 
     def items(self) -> Iterator[tuple[Point, T]]:
         """Pairs of a point of this mesh and its value, in rank order."""

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.meshes import HostMesh
-from monarch.stdlib.telemetry.session import TelemetryConfig
+from monarch.stdlib.live.page import dashboard
+from monarch.stdlib.telemetry.session import TelemetryConfig, query
 from monarch.stdlib.telemetry.session import start as start_telemetry
 
 if TYPE_CHECKING:
@@ -36,11 +37,25 @@ DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 log = logging.getLogger(__name__)
 
 
+class QueryClient:
+    """Asks the program's telemetry: `monarch.telemetry.query` under the name that PyTorch Monarch's jobs give it."""
+
+    def query(self, sql: str) -> dict[str, list[dict[str, Any]]]:
+        """`{"rows": [...]}`, a dict for each row. Raises what `monarch.telemetry.query` does."""
+        return {"rows": query(sql).to_pylist()}
+
+
 class JobState:
-    """The hosts of a job, each mesh an attribute by its name: `job.state().trainers`."""
+    """The hosts of a job, each mesh an attribute by its name: `job.state().trainers`.
+
+    `dashboard_url`        where the live page is, if `enable_telemetry` asked for it
+    `query_engine_client`  what telemetry is asked by, if it was enabled: `.query(sql)["rows"]`
+    """
 
     def __init__(self, hosts: Mapping[str, HostMesh]) -> None:
         self._hosts = dict(hosts)
+        self.dashboard_url: str | None = None
+        self.query_engine_client: QueryClient | None = None
 
     def meshes(self) -> Mapping[str, HostMesh]:
         """All of them by name, in the order in which they were asked for."""
@@ -72,6 +87,8 @@ class JobTrait(ABC):
         self._connected: list[HostMesh] = []
         self._telemetry: TelemetryConfig | None = None
         """With what `state` is to start telemetry."""
+        self._watched: tuple[str | None, QueryClient | None] = None, None
+        """What states have of telemetry since."""
 
     def enable_telemetry(self, config: TelemetryConfig | None = None, **options: Any) -> Self:
         """Have the next `state` call `monarch.telemetry.start`, with `config` or `TelemetryConfig(**options)`. It is
@@ -118,7 +135,9 @@ class JobTrait(ABC):
         self._connected += state._hosts.values()
         if self._telemetry is not None:
             start_telemetry(self._telemetry)
+            self._watched = dashboard().url if self._telemetry.include_dashboard else None, QueryClient()
             self._telemetry = None
+        state.dashboard_url, state.query_engine_client = self._watched
         return state
 
     def kill(self) -> None:
@@ -148,7 +167,7 @@ class JobTrait(ABC):
         return pickle.dumps(running)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_connected": [], "_telemetry": None}
+        return self.__dict__ | {"_connected": [], "_telemetry": None, "_watched": (None, None)}
 
     def _remembered(self, path: Path) -> JobTrait | None:
         try:

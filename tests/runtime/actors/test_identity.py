@@ -116,6 +116,7 @@ def test_an_actor_that_aborts_fails_and_its_caller_hears_of_it(
         getattr(actor, method).call_one(reason).get(WAIT)
     failure = faults.get(timeout=WAIT)
     assert failure.is_of(actor) and said in failure.reason
+    assert failure.mesh_id == actor.id  # type: ignore[attr-defined]
     with pytest.raises(SupervisionError, match=said):
         actor.echo.call_one(1).get(WAIT)
 

@@ -22,6 +22,7 @@ def test_values_are_in_rank_order() -> None:
     assert [values.get(rank) for rank in range(6)] == list("abcdef")
     assert values.item(hosts=1, gpus=2) == "f"
     assert ValueMesh(Shape.unity(), [5]).item() == 5
+    assert [values[point] for point, _ in values.items()] == list("abcdef") and values[4] == "e"
 
 
 def test_a_place_that_is_not_there() -> None:
@@ -32,7 +33,7 @@ def test_a_place_that_is_not_there() -> None:
         mesh().item(hosts=0, gpus=3)
     for rank in (-1, 6):
         with pytest.raises(IndexError, match="ranks 0 to 5"):
-            mesh().get(rank)
+            mesh()[rank]
 
 
 def test_the_algebra_of_meshes() -> None:

@@ -105,10 +105,12 @@ def test_a_job_starts_telemetry_with_its_state(tmp_path: Path) -> None:
     job_load(tmp_path / "state").state(None)  # another program's own choice
     with pytest.raises(monarch.MonarchError, match="telemetry is off"):
         monarch.telemetry.query("SELECT 1")
-    job.state(None)
+    state = job.state(None)
     try:
         assert monarch.telemetry.query("SELECT 1 AS one").to_pylist() == [{"one": 1}]
-        job.state(None)
+        for client in (state.query_engine_client, job.state(None).query_engine_client):
+            assert client is not None and client.query("SELECT 1 AS one") == {"rows": [{"one": 1}]}
+        assert state.dashboard_url is None
     finally:
         monarch.telemetry.stop()
     config = TelemetryConfig(prometheus=str(tmp_path / "no" / "file"))
