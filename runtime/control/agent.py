@@ -43,6 +43,8 @@ from monarch.runtime.control.security import Security, split_address
 from monarch.runtime.control.stream import Broken, Connected, Stream
 from monarch.runtime.shared.descriptors import for_strangers
 
+_REASONS = 256
+
 MakeService = Callable[[Reply, HostInfo], Service]
 
 
@@ -89,6 +91,8 @@ class Agent:
         self.own = own or release()
         self._sessions: dict[bytes, _Session] = {}
         """By name."""
+        self._given_up: dict[bytes, str] = {}
+        """Why, by name, of the last that ended so: whoever was silent asks for the session later."""
         self._ends: set[asyncio.Task[None]] = set()
 
     async def _start(self, listen: str) -> None:
@@ -193,6 +197,10 @@ class Agent:
         """Let go of a session, once."""
         if session.ends is None:
             session.stop()
+            if reason:
+                self._given_up[session.known.name] = reason
+                while len(self._given_up) > _REASONS:
+                    del self._given_up[next(iter(self._given_up))]
             log.info("%s: detached: %s", session.peer, reason or "it has closed")
             session.ends = asyncio.ensure_future(self._let_go(session))
             self._ends.add(session.ends)
@@ -210,16 +218,20 @@ class Agent:
         handshake.check(await _due(call))
         return handshake
 
-    def _find(self, name: bytes) -> Session | None:
+    def _find(self, name: bytes) -> Session:
+        """Raises Ended."""
         session = self._sessions.get(name)
-        return None if session is None or session.ends is not None else session.known
+        if session is not None and session.ends is None:
+            return session.known
+        if reason := self._given_up.get(name):
+            raise Ended(f"the host has given this controller up: {reason}")
+        raise Ended("the session is over")
 
     def _session(self, handshake: HostHandshake, peer: str) -> _Session:
         """The session of a connection, which may have had others before. Raises Ended."""
         if not handshake.session.name:
             return _Session(self, handshake.session, peer)
-        if self._find(handshake.session.name) is None:
-            raise Ended("the session is over")
+        self._find(handshake.session.name)
         session = self._sessions[handshake.session.name]
         session.peer = peer
         return session

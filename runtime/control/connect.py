@@ -26,6 +26,8 @@ OPTIONS = (
 )
 
 
+_OF_ITS_OWN = "Internal error from Core"
+"""What gRPC says where it finds a call at its end, before it has read why."""
 _AT_ONCE = "it closed the connection at once"
 _PAUSES = (0.1, 0.3, 0.6)
 
@@ -176,6 +178,8 @@ def why(error: Exception) -> str:
     if not isinstance(error, grpc.aio.AioRpcError):
         return str(error) or type(error).__name__
     details = error.details() or error.code().name
+    if details == _OF_ITS_OWN:
+        return "the connection broke"
     if error.code() is not grpc.StatusCode.UNAVAILABLE:
         return details
     # "failed to connect to all addresses; last error: UNKNOWN: ipv4:127.0.0.1:1: connect: Connection refused (111)"

@@ -156,7 +156,7 @@ class HostHandshake:
     """The end that listens. In this order: `challenge`, `check`, `finish`."""
 
     def __init__(self, secret: bytes, own: Release, find: Callable[[bytes], Session | None] | None = None) -> None:
-        """`find` gives the session of a name, if there is one."""
+        """`find` gives the session of a name, if there is one, or raises Ended."""
         self._secret = secret
         self._own = own
         self._find = find

@@ -64,7 +64,9 @@ class RawStream:
         handshake = ControllerHandshake(security.secret, own or release())
         self.write(handshake.hello())
         self.write(handshake.prove(self.read()))
-        return handshake.finish(self.read()).seals
+        agreed = handshake.finish(self.read())
+        self.session = agreed.session
+        return agreed.seals
 
     def end(self) -> None:
         self._frames.put(None)
