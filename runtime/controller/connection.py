@@ -307,13 +307,14 @@ class Connection(ABC):
         Raises MonarchError where that cannot be."""
         self._settled, self._patience, self.told = False, 0.0, False
         self.staging = Space(STAGING_BYTES, restart=True)
-        dead, gone = self.state.dead, dict(self.state.gone)
+        dead, gone, before = self.state.dead, dict(self.state.gone), self.state.first
         self.state.renewed()
         try:
             self._renew(self.state.next_command, sorted(gone))
         except BaseException:
             self.state.dead = self.state.dead or dead
             self.state.gone |= gone
+            self.state.first = before  # workers may not have heard of this session, and speak of the one before
             raise
 
     @abstractmethod

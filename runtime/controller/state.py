@@ -189,6 +189,8 @@ class ControllerState:
         self.last = Step("start")
         """The newest step: it is given to the workers in the moment in which it comes to stand here."""
         self.last.noted = True
+        self.first = 0
+        """The session's first command."""
         self.next_handle = 1
         self.places = Places()
         self.finished_commands = 0
@@ -366,12 +368,14 @@ class ControllerState:
 
     def ended(self, rank: int, finished: int) -> None:
         """A worker has ended its session, and has finished so many commands."""
-        self.doubts.pop(rank, None)
-        self.quiet[rank] = finished
+        if finished >= self.first:
+            self.doubts.pop(rank, None)
+            self.quiet[rank] = finished
 
     def doubted(self, rank: int, step: int) -> None:
         """A worker that waits at a step's commit asks whether others have passed it."""
-        self.doubts[rank] = step
+        if step >= self.first:
+            self.doubts[rank] = step
 
     @property
     def expected(self) -> list[int]:
@@ -493,10 +497,14 @@ class ControllerState:
         self._fail(step, [])
 
     def renewed(self) -> None:
-        """A new session begins, with all workers."""
+        """A new session begins, with all workers. It leaves a number out, so that what workers say of an earlier one,
+        and comes late, is of numbers below its first."""
         self.dead = None
         self.gone, self.quiet, self.doubts = {}, {}, {}
-        self.finished_commands = self.next_command
+        left_out = Step("session")
+        left_out.sequence, left_out.noted = self.next_command, True
+        self.last = left_out
+        self.first = self.finished_commands = self.next_command
 
     # -- failures --------------------------------------------------------------------------------------------------
 

@@ -85,6 +85,8 @@ class RemoteConnection(Connection):
         self._joining = len(tree.hosts) if joining is None else joining
         self._moving: set[int] = set()
         """Places whose workers are to start on other hosts."""
+        self._before: dict[int, int] = {}
+        """The former hosts of the places that others are to take, until their workers have started there."""
         self._ring = Space(RING_BYTES, restart=False)  # what is free in the hosts' rings, which are all alike
         self._items: list[_Item] = []  # what is to be sent to the hosts
         self._pids: dict[int, int] = {}
@@ -162,8 +164,8 @@ class RemoteConnection(Connection):
                     told |= {int(rank): what for rank, what in json.loads(bytes(message.data)).items()}
                 elif message.kind == "refused":
                     where = self._address(message.host) if message.host >= 0 else ""
-                    self._refused[message.host] = message.head["message"]
-                    raise MonarchError(
+                    error = DeviceMeshError if self._refuse(message) else MonarchError
+                    raise error(
                         f"cannot start {self.mesh} on host {where}: {message.head['message']}",
                         hint=message.head["hint"],
                     )
@@ -180,6 +182,31 @@ class RemoteConnection(Connection):
                     "long.",
                 )
             self._inbox.wait(SLEEP_MILLISECONDS / 1000)
+
+    def _refuse(self, message: Message) -> bool:
+        """A host does not start workers: the places that it was to take are as they were, so that another may. Whether
+        there are such."""
+        inbox, head, host = self._inbox, message.head, message.host
+        self._refused[host] = head["message"]
+        taken = [place for place in self._before if inbox.hosts[place] == host]
+        if "place" in head:
+            taken = [place for place in taken if place == head["place"]]
+        elif taken and len(taken) == inbox.hosts.count(host):  # it has started them, and they cannot go on
+            self._tree.send(Message("stop", inbox.number), hosts=[host])
+        else:
+            taken = []
+        self._put_back(taken)
+        ranks = [rank for place in taken for rank in range(place * self._each, (place + 1) * self._each)]
+        self.state.died([Exit(rank, "could not be started") for rank in ranks])
+        return bool(taken)
+
+    def _put_back(self, places: Sequence[int]) -> None:
+        """Places whose workers have not started at the hosts that were to take them are at their former ones."""
+        inbox = self._inbox
+        for place in places:
+            inbox.hosts[place] = self._before.pop(place)
+            if inbox.hosts[place] not in inbox.lost:
+                self._moving.add(place)
 
     # -- commands --------------------------------------------------------------------------------------------------
 
@@ -265,6 +292,9 @@ class RemoteConnection(Connection):
                 'monarch.heal_mesh(mesh, policy="spare") puts a spare host in its place, and policy="shrink" goes on\n'
                 "without it.",
             )
+            self._put_back([place for place in places if place in self._before])
+        elif message.kind == "refused":  # while a death was told
+            self._refuse(message)
         elif message.kind == "lost" and self._suspect is None:
             link = f"worker {head['rank']} (host {self._address(message.host)}) and worker {head['peer']} (host "
             link += f"{self._address_at(head['peer'] // self._each)})"
@@ -411,35 +441,26 @@ class RemoteConnection(Connection):
         head = {"first": first, "ranks": list(ranks), "of": inbox.number, "left": sorted(lost)}
         if not lost:
             inbox.send("renew", head)
-            self._join()
         else:  # by another number: of this one hosts still have what the lost ones had said
             there = sorted({host for place, host in enumerate(hosts) if place not in lost})
-            before, were = inbox.number, inbox.hosts
+            moving, before = set(self._moving), inbox.number
+            self._before |= {place: inbox.hosts[place] for place in lost if place not in self._before}
             inbox.number, inbox.hosts = next(_meshes), hosts
             self._tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
             self._tree.send(Message("renew", inbox.number, head=head), hosts=there)
             for place in lost:
                 self._start_at(place, first)
                 host = self._address_at(place)
-                if place not in self._moving:
+                if place not in moving:
                     logger.info("healing %s: host %s has the place of a lost one", self.mesh, host)
                 elif inbox.hosts[place] >= self._joining:
                     logger.info("%s: host %s, which has joined, takes workers", self.mesh, host)
                 else:
                     logger.warning("%s: workers stay on host %s: no host that has joined takes them", self.mesh, host)
-            try:
-                self._join()
-                self._moving.clear()
-            except MonarchError as error:
-                spares = {hosts[place] for place in lost} - set(there)
-                if not spares & self._refused.keys():
-                    raise
-                # The places are without workers as they were: another spare host may take them.
-                inbox.hosts = were
-                self._tree.send(Message("stop", inbox.number), hosts=sorted(spares))
-                raise DeviceMeshError(error.message, hint=error.hint) from None
-            finally:
-                self._tree.unsubscribe(before)
+            self._moving.clear()  # whatever comes now: they are there, unless their host refuses them or is lost
+            self._tree.unsubscribe(before)
+        self._join()
+        self._before.clear()
 
     def _with_others(self, lost: Mapping[int, int]) -> list[int]:
         """The host of each place, with other hosts in those of lost ones, as `elsewhere` allows. Raises

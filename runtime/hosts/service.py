@@ -27,7 +27,7 @@ far they are.
            exited    rank, how; status and log (its last lines), where they are known; data: the small results that it
                      has copied (see `shared.results`)
            lost      rank, peer, why: the link between the two has broken
-           refused   message, hint: the start, or what came before `links`, has failed
+           refused   message, hint, and of a start its place: that, or what came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
            behind    command: a worker here waits until all workers of all hosts have finished so many
            clock     sent, here
@@ -118,7 +118,7 @@ class HostService:
             try:
                 parts.append(_Part(message.mesh, message.head, self._tell, self._across, self._actors))
             except (MonarchError, OSError, RuntimeError) as error:
-                self._refuse(message.mesh, error)
+                self._refuse(message.mesh, error, place=int(message.head["host"]))
         elif message.kind == "stop":
             for part in self._parts.pop(message.mesh, []):
                 part.stop()
@@ -159,11 +159,11 @@ class HostService:
         else:
             self._reply(Message("actors", message.mesh, head={"address": address}))
 
-    def _refuse(self, mesh: int, error: Exception) -> None:
+    def _refuse(self, mesh: int, error: Exception, **head: int) -> None:
         """Tell why something cannot be started here. OSError and RuntimeError (of threads) tell of limits: they are no
         end of the session."""
         known = error if isinstance(error, MonarchError) else MonarchError(str(error), hint=_LIMIT)
-        self._reply(Message("refused", mesh, head={"message": known.message, "hint": known.hint}))
+        self._reply(Message("refused", mesh, head={"message": known.message, "hint": known.hint, **head}))
 
     def _end_actors(self) -> None:
         if self._actors is not None:
@@ -336,7 +336,9 @@ class _Part:
 
     def _renew(self, head: dict[str, Any], data: Any) -> None:
         self._joined, self._links, self._next = {}, {}, int(head["first"])
-        self.told = (-1, -1)  # it may go by another number
+        # It may go by another number, under which nothing has been told.
+        self.told = (-1, -1)
+        self._exits.clear()
         try:
             self._workers.renew(self._next, [int(rank) for rank in head["ranks"]])
         except MonarchError as error:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import signal
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -14,6 +17,7 @@ from torch import nn
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError, MonarchError
+from monarch.runtime.control.message import Message
 from monarch.runtime.control.security import Security
 from monarch.runtime.hosts.attached import AttachedHosts
 from monarch.runtime.hosts.remote import RemoteConnection
@@ -134,3 +138,32 @@ def test_a_pending_sum_outlives_a_worker_of_another_host_that_dies_behind_the_co
                 monarch.heal_mesh(mesh)
             losses.append(loss.item())
     assert losses[0] == losses[1]
+
+
+def test_a_spare_host_refuses_while_another_worker_dies(
+    expected: list[torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it says comes behind the death, and is not lost: another spare host takes the place."""
+    with mesh_on(2, 2, data=2, model=2) as (mesh, tree):
+        training, send = Training(mesh), tree.send
+
+        def delayed(message: Message, hosts: Sequence[int] | None = None) -> None:
+            if message.kind == "start" and hosts == [2]:
+                os.kill(pids[0], signal.SIGKILL)
+                timer = threading.Timer(0.5, send, (message, hosts))
+                timers.append(timer)
+                timer.start()
+            else:
+                send(message, hosts)
+
+        def lose() -> None:
+            executor: Any = mesh.executor
+            pids.extend(executor.whole.worker_pids())
+            tree.refuses[2] = "its disk is full"
+            monkeypatch.setattr(tree, "send", delayed)
+            tree.lose(1, "cut")
+
+        pids: list[int] = []
+        timers: list[threading.Timer] = []
+        found = training.run(mesh, {2: lose}, "spare")
+        assert all(map(torch.equal, found, expected)) and timers

@@ -4,12 +4,11 @@ of a millisecond pass."""
 
 from __future__ import annotations
 
-import json
 import random
 from bisect import bisect
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -20,6 +19,7 @@ from monarch.runtime.control.records import (
     Assembly,
     Attach,
     Attached,
+    Forget,
     Lost,
     Part,
     Progress,
@@ -29,10 +29,10 @@ from monarch.runtime.control.records import (
     started,
 )
 from monarch.runtime.control.relay import PARENT, SERVICE, Call, Down, Drop, Event, Gone, Ready, Relay, Send, Up
-from monarch.runtime.shared import wire
-from monarch.runtime.worker.peers import pack, unpack
+from monarch.runtime.worker.peers import pack
 from tests.runtime.control.simulated import CONTROLLER, info
-from tests.simulation.worker import Memory, Worker
+from tests.simulation.host import Host, MeshPart
+from tests.simulation.worker import Worker
 
 SECONDS_A_STEP = 1 / 8000
 IDLE_SECONDS = 0.25
@@ -44,6 +44,8 @@ QUIET_STEPS = 400
 
 _RESET = 0.01
 """How likely a connection is reset each time something may happen on it,"""
+_LOST_JOINING = 0.002
+"""How likely a host that joins is lost at each step until it has, where it may be."""
 _KEPT = 6
 """and how many frames an end keeps then before it waits for the other."""
 
@@ -79,136 +81,6 @@ class Named:
     address: str
 
 
-class Host:
-    """A host's part of a mesh, as `hosts.service` has it."""
-
-    def __init__(self, cluster: Cluster, number: int) -> None:
-        self.cluster, self.number = cluster, number
-        self.address = f"host{number}:1"
-        self.workers: dict[int, Worker] = {}
-        self.memory: Memory | None = None
-        self.assembly = Assembly()
-        self.messages: deque[Message] = deque()
-        self.ended: deque[int] = deque()
-        """Ranks of workers that have ended, which nobody has heard of yet."""
-        self.attached = True
-
-    def receive(self, message: Message) -> None:
-        head = message.head
-        if message.kind == "start":
-            self._start(message.mesh, head)
-        elif message.kind == "stop":
-            self.stop()
-            self._say("stopped")
-        elif self.memory is None:
-            return
-        elif message.kind == "peers":
-            for worker in self.workers.values():
-                worker.packets.append(pack({"peers": {}}))
-        elif message.kind == "load":
-            self._command(int(head["command"]), wire.numbers(wire.LOAD, head["number"]))
-        elif message.kind == "commands":
-            command, view = int(head["first"]), memoryview(message.data)
-            while view:
-                (size,) = wire.RECORD.unpack_from(view)
-                self._command(command, bytes(view[wire.RECORD.size : wire.RECORD.size + size]))
-                view, command = view[wire.RECORD.size + size :], command + 1
-        elif message.kind == "release":
-            self.memory.released = int(head["step"])
-        elif message.kind == "dead":
-            self.memory.dead = True
-        elif message.kind == "say":
-            self.workers[int(head["rank"])].packets.append(bytes(message.data))
-        else:
-            assert message.kind == "renew", message.kind
-            self._renew(int(head["first"]), head["ranks"])
-
-    def _start(self, mesh: int, head: dict[str, Any]) -> None:
-        total = 1
-        for _, size in head["dims"]:
-            total *= size
-        each = total // head["hosts"]
-        self.mesh, self.here = mesh, range(self.number * each, (self.number + 1) * each)
-        self.memory = Memory(total)
-        self.next = self.epoch = 0
-        self.told = (-1, -1)
-        self.joined: dict[str, dict[int, Any]] = {"workers": {}, "links": {}}
-        for rank in self.here:
-            self._fork(rank, 0)
-
-    def _fork(self, rank: int, first: int) -> None:
-        assert self.memory is not None
-        cluster = self.cluster
-        self.workers[rank] = Worker(
-            rank, cluster.pid(), self.here, self.memory, first, self.epoch, cluster.mirror, cluster.fails
-        )
-
-    def _renew(self, first: int, ranks: Sequence[int]) -> None:
-        assert self.memory is not None
-        self.memory.begin(first)
-        self.next = first
-        self.epoch += 1
-        self.joined = {"workers": {}, "links": {}}
-        for rank in self.here:
-            if rank in ranks:
-                self.workers[rank].alive = False  # one that was given up is killed
-                self._fork(rank, first)
-            else:
-                self.workers[rank].epochs.append(self.epoch)
-                self.workers[rank].packets.append(wire.numbers(wire.SESSION, first))
-
-    def _command(self, number: int, body: bytes) -> None:
-        assert self.memory is not None
-        if number >= self.next:
-            assert number == self.next, "a command was left out"
-            self.memory.ring[number] = body
-            self.next = number + 1
-
-    def kill(self, rank: int) -> None:
-        self.workers[rank].alive = False
-        self.ended.append(rank)
-
-    def stop(self) -> None:
-        for worker in self.workers.values():
-            worker.alive = False
-        self.memory = None
-
-    def listen(self) -> None:
-        """Tell what the workers have said, how far they are, and which have ended."""
-        if self.memory is None:
-            return
-        done, over = self.memory.done, self.memory.over
-        finished = min(done[rank] for rank in self.here)
-        for rank, worker in self.workers.items():
-            while worker.said:
-                packet = worker.said.popleft()
-                if wire.UP_HEAD.unpack_from(packet)[0] == wire.STARTUP:
-                    self._startup(rank, unpack(packet))
-                else:
-                    self._say("packet", packet, rank=rank)
-        while self.ended:
-            rank = self.ended.popleft()
-            if not self.workers[rank].alive:
-                self.memory.dead = True
-                self._say("exited", rank=rank, how="was killed by SIGKILL", status=-9)
-        told = finished, min(max(done[rank], over[rank]) for rank in self.here)
-        if told != self.told:
-            self.told = told
-            self.cluster.up(self, Progress("progress", self.mesh, told))
-
-    def _startup(self, rank: int, what: dict[str, Any]) -> None:
-        kind = "workers" if "pid" in what else "links"
-        if "lost" in what:
-            self._say("lost", rank=rank, peer=what["lost"], why="the connection was reset")
-            return
-        self.joined[kind][rank] = what if kind == "workers" else what["links"]
-        if len(self.joined[kind]) == len(self.here):
-            self._say(kind, json.dumps(self.joined[kind]).encode())
-
-    def _say(self, kind: str, data: bytes = b"", **head: Any) -> None:
-        self.cluster.up(self, started(Message(kind, self.mesh, head=head, data=data), host=self.number))
-
-
 class Cluster:
     """Also what `control.tree.HostTree` is to a mesh."""
 
@@ -221,6 +93,8 @@ class Cluster:
         resets: random.Random | None = None,
     ) -> None:
         """`resets` says when connections between hosts are reset; without it none is."""
+        self.epoch = 0
+        """The number of the session that begins next: all workers of the mesh know it by the same."""
         self.chance, self.chances, self._resets = chance, chances, resets
         self.now = 0.0
         self.calm = True
@@ -233,9 +107,9 @@ class Cluster:
         self._children: dict[int, dict[int, int]] = {CONTROLLER: {}}
         self._index: dict[int, int] = {}
         self._links: dict[tuple[int, int, str], Link] = {}
-        self._shown: dict[tuple[int, int], deque[tuple[int, Any]]] = {}
+        self._shown: dict[tuple[int, MeshPart], deque[tuple[int, Any]]] = {}
         self._assembly = Assembly()
-        self._subscriber: tuple[Callable[[Message], None], Callable[[int, str], None]] | None = None
+        self._subscribers: dict[int, tuple[Callable[[Message], None], Callable[[int, str], None]]] = {}
         self._lost: dict[int, str] = {}
         self._pids = 100
         self._unheard = hosts
@@ -243,9 +117,28 @@ class Cluster:
         self._wrong = chances.kill + chances.link + chances.host
         self._acts = (self._pass_on, self._show_some, self._serve, self._listen, self._work)
         self._paces = list(accumulate(chance.choice([1, 2, 4]) for _ in self._acts))
+        self._fan_out = fan_out
         self._feed(CONTROLLER, Down(Attach(0, tuple(host.address for host in self.hosts), fan_out, 1.0)))
         while self._unheard:
             self.step()
+
+    def join(self, lost: random.Random, refuses: bool) -> bool:
+        """Attach another host, which may be `lost` meanwhile; whether it was attached."""
+        number = len(self.hosts)
+        self.at[number] = host = Host(self, number)
+        host.refuses = refuses
+        self._unheard = 1
+        self._feed(CONTROLLER, Down(Attach(number, (host.address,), self._fan_out, 1.0)))
+        while self._unheard:
+            if lost.random() < _LOST_JOINING:
+                self._cut_off(number)
+            self.step()
+        if host.attached:
+            self.hosts.append(Named(host.address))
+        else:
+            del self.at[number]
+        self.happened.append("join" if host.attached else "joined not")
+        return host.attached
 
     def pid(self) -> int:
         self._pids += 1
@@ -258,15 +151,20 @@ class Cluster:
     # -- what a connection sees ------------------------------------------------------------------------------------
 
     def send(self, message: Message, hosts: Sequence[int] | None = None) -> None:
+        if message.kind in ("start", "renew"):
+            message = replace(message, head={**message.head, "epoch": self.epoch})
         self._feed(CONTROLLER, Down(started(message, targets=None if hosts is None else ranges(hosts))))
         for _ in range(self.chance.randrange(4)):  # the world does not wait for the controller
             self.step()
 
     def subscribe(self, mesh: int, receive: Callable[[Message], None], lost: Callable[[int, str], None]) -> None:
-        self._subscriber = receive, lost
+        self._subscribers[mesh] = receive, lost
+        for host, reason in list(self._lost.items()):
+            lost(host, reason)
 
     def unsubscribe(self, mesh: int) -> None:
-        self._subscriber = None
+        self._subscribers.pop(mesh, None)
+        self._feed(CONTROLLER, Down(Forget(mesh)))
 
     # -- the control plane -----------------------------------------------------------------------------------------
 
@@ -310,14 +208,14 @@ class Cluster:
         elif isinstance(record, Progress):
             message = Message(record.kind, record.mesh, progress=record.numbers)
         elif isinstance(record, Attached):
-            self._unheard -= len(record.hosts)
+            self._unheard -= len(record.hosts) + len(record.failures)
         elif isinstance(record, Lost):
             for host in range(record.start, record.stop):
                 self._lost.setdefault(host, record.reason)
-                if self._subscriber is not None:
-                    self._subscriber[1](host, record.reason)
-        if message is not None and self._subscriber is not None and message.host not in self._lost:
-            self._subscriber[0](message)
+                for _, tell in list(self._subscribers.values()):
+                    tell(host, record.reason)
+        if message is not None and message.mesh in self._subscribers and message.host not in self._lost:
+            self._subscribers[message.mesh][0](message)
 
     def _arrive(self, above: int, below: int, way: str, records: list[Record]) -> None:
         for record in records:
@@ -346,22 +244,22 @@ class Cluster:
         """Have the other hosts be shown what a worker shows on its own."""
         memory, rank = worker.memory, worker.rank
         shown = memory.progress[rank], memory.gave_up[rank], worker.shown
-        for number, host in self.at.items():
-            if host.memory is not None and rank not in host.here:
-                self._shown.setdefault((rank, number), deque()).append((worker.epoch, shown))
+        for host in self.at.values():
+            for part in host.parts:
+                if part.mirrors(rank):
+                    self._shown.setdefault((rank, part), deque()).append((worker.epoch, shown))
 
-    def _show(self, key: tuple[int, int]) -> None:
-        rank, number = key
+    def _show(self, key: tuple[int, MeshPart]) -> None:
+        rank, part = key
         epoch, (progress, gave_up, area) = self._shown[key].popleft()
-        host = self.at[number]
-        if host.memory is None:
+        if part.memory is None:
             return
-        counterpart = host.workers[host.here[rank % len(host.here)]]
+        counterpart = part.counterpart(rank)
         if counterpart.alive and counterpart.joined and counterpart.epoch == epoch:  # or else the link has ended
-            host.memory.progress[rank], host.memory.gave_up[rank] = progress, gave_up
-            host.memory.area[rank, progress[0]] = area
+            part.memory.progress[rank], part.memory.gave_up[rank] = progress, gave_up
+            part.memory.area[rank, progress[0]] = area
 
-    def _break_link(self, one: Host, other: Host) -> None:
+    def _break_link(self, one: MeshPart, other: MeshPart) -> None:
         """Both ends of a link between workers find it broken."""
         place = self.chance.randrange(len(one.here))
         for mine, theirs in ((one, other), (other, one)):
@@ -430,13 +328,13 @@ class Cluster:
 
     def _work(self) -> None:
         host = self.at[int(self.chance.random() * len(self.at))]
-        if host.memory is not None:
-            worker = host.workers[self.chance.choice(host.here)]
+        if workers := host.workers:
+            worker = workers[self.chance.choice(list(workers))]
             if worker.alive:
                 next(worker.turns)
 
     def _go_wrong(self) -> None:
-        up = [host for host in self.at.values() if host.memory is not None]
+        up = [host for host in self.at.values() if host.parts]
         if not up:
             return
         host = self.chance.choice(up)
@@ -446,11 +344,12 @@ class Cluster:
         if what == "host":
             self._cut_off(host.number)
         elif what == "kill":
-            rank = self.chance.choice(host.here)
+            rank = self.chance.choice(list(host.workers))
             if not host.workers[rank].alive:
                 return
             what = f"kill {rank}"
-            host.kill(rank)
+            host.part_of(rank).kill(rank)
         elif len(up) > 1:
-            self._break_link(*self.chance.sample(up, 2))
+            one, other = (host.parts[-1] for host in self.chance.sample(up, 2))
+            self._break_link(one, other)
         self.happened.append(what)

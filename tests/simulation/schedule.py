@@ -25,8 +25,13 @@ from monarch.runtime.hosts.remote import RemoteConnection
 from monarch.runtime.shared.place import Place
 from tests.runtime.building import Building
 from tests.simulation.cluster import IDLE_SECONDS, Chances, Cluster
+from tests.simulation.worker import Worker
 
 STEPS = 6
+_HOSTS = 5
+"""So many hosts there are at most."""
+_JOINS, _REFUSES = 0.3, 0.2
+"""How likely a host joins before the controller goes on, and how likely it starts no workers."""
 
 
 class _Clock:
@@ -51,6 +56,10 @@ class _Inbox(Inbox):
 
 
 class _Connection(RemoteConnection):
+    def _renew(self, first: int, ranks: Sequence[int]) -> None:
+        _clock.cluster.epoch += 1
+        super()._renew(first, ranks)
+
     def packed(self, plan: Plan) -> bytes:
         return b"plan"
 
@@ -85,20 +94,24 @@ def program(mesh: MeshSpec, sharded: bool) -> tuple[Plan, TensorType]:
     return build.plan(), w_type
 
 
-def run(seed: int, resets: bool = True) -> list[str]:
-    """Run a schedule within `simulated`; with `resets` connections between hosts are reset in it. Gives what went wrong
-    in the cluster. Raises AssertionError where a number is wrong, state is lost of which a copy lives, something is
-    left behind, or the controller waits for ever."""
+def run(seed: int, resets: bool = True, joins: bool = True) -> list[str]:
+    """Run a schedule within `simulated`; with `resets` connections between hosts are reset in it, and with `joins`
+    hosts may join. Gives what went wrong in the cluster. Raises AssertionError where a number is wrong, state is lost
+    of which a copy lives, something is left behind, or the controller waits for ever."""
     chance = random.Random(seed)
     hosts = chance.choice([1, 2, 2, 2, 3])
-    mesh = MeshSpec.of(a=hosts, b=chance.choice([1, 2, 2]))
-    harsh = chance.choice([0.0, 0.0005, 0.002, 0.005])
+    late = random.Random(f"joins {seed}")
+    room = late.choice([0, 0, 1, 2]) if joins else 0
+    mesh = MeshSpec.of(a=hosts + room, b=chance.choice([1, 2, 2]))
+    harsh = chance.choice([0.0, 0.0005, 0.002, 0.005]) / (1 + room)  # or more workers would die than can start
     chances = Chances(harsh, harsh / 3, chance.choice([0.0, 0.0, harsh / 20]), chance.choice([0.0, 0.0, 0.02]))
     others = random.Random(f"resets {seed}") if resets else None
     cluster = _clock.cluster = Cluster(hosts, chance.choice([1, 2, 8]), chance, chances, others)
-    plan, w_type = program(mesh, chance.random() < 0.5)
-    with MeshExecutor(mesh, partial(_Connection, cluster, ["tcp"], 30.0)) as made:
-        loop = _Loop(made, plan, w_type, cluster, chance.choice([0, 0, 1, 4]))
+    plan, w_type = program(mesh, chance.random() < 0.5 and not room)
+    places = [*range(hosts), *(at % hosts for at in range(room))]
+    connect = partial(_Connection, cluster, ["tcp"], 30.0, places=places, joining=hosts)
+    with MeshExecutor(mesh, connect) as made:
+        loop = _Loop(made, plan, w_type, cluster, chance.choice([0, 0, 1, 4]), late if room else None)
         try:
             loop.run()
         except _Over:
@@ -131,9 +144,22 @@ class _Over(Exception):
 class _Loop:
     """Training that reads losses some steps late, and goes back to the step that it is told has failed."""
 
-    def __init__(self, made: MeshExecutor, plan: Plan, w_type: TensorType, cluster: Cluster, late: int) -> None:
+    def __init__(
+        self,
+        made: MeshExecutor,
+        plan: Plan,
+        w_type: TensorType,
+        cluster: Cluster,
+        late: int,
+        joins: random.Random | None,
+    ) -> None:
         self.made, self.plan, self.cluster, self.late = made, plan, cluster, late
         self.mesh = made.mesh
+        self.given_up: set[Worker] = set()
+        """Those whose places others took: what they held does not count."""
+        self.joins = joins
+        """Says when hosts join, and when they are lost while they do."""
+        self.elsewhere = "" if joins is None else joins.choice(["", "any host"])
         self.states: list[Any] = [made.put(torch.zeros(w_type.shape, dtype=torch.float64), w_type)]
         made.wait(self.states[0])
         self.losses: list[Any] = []
@@ -154,6 +180,8 @@ class _Loop:
             self.cluster.calm = attempt > 200  # in the end there is peace
             assert attempt < 1000, "no progress"
             try:
+                if self.joins is not None and self.joins.random() < _JOINS:
+                    self._join(self.joins)
                 while len(self.losses) < STEPS and len(self.losses) - len(self.read) <= self.late:
                     loss, state = self.made.run(self.plan, [self.states[-1], self.x(len(self.losses))])
                     self.losses.append(loss)
@@ -168,6 +196,24 @@ class _Loop:
         self.cluster.calm = True
         for shard in self._final():
             assert shard.tolist() == [self.expected(STEPS)] * len(shard), "wrong at the end"
+
+    def _join(self, joins: random.Random) -> None:
+        """Attach another host, and have workers start there that share a host with others; here these hold something,
+        which others have too."""
+        if len(self.cluster.hosts) < _HOSTS:
+            self.cluster.join(joins, refuses=joins.random() < _REFUSES)
+        connection = self.made._connection
+        assert isinstance(connection, RemoteConnection)
+        self.made._until(self.made._state.next_command)
+        with self.made._lock:
+            connection.enter()
+            if not connection.move(range(self.mesh.workers)):
+                return
+            moving = [rank for rank, how in self.made._state.gone.items() if how == "moves to another host"]
+            for host in self.cluster.at.values():
+                self.given_up.update(worker for rank, worker in host.workers.items() if rank in moving)
+        self.cluster.happened.append("move")
+        self._heal()
 
     def _take(self, value: float) -> None:
         assert value == self.expected(len(self.read) + 1), f"loss {len(self.read)} is {value}"
@@ -184,7 +230,7 @@ class _Loop:
 
     def _heal(self) -> None:
         try:
-            self.made.heal([("w", self.states[-1])])
+            self.made.heal([("w", self.states[-1])], elsewhere=self.elsewhere)
         except LostError:
             self._check_lost()
         except MonarchError as error:
@@ -198,6 +244,7 @@ class _Loop:
         """State is lost, or the loss that is to be read, only where no worker lives that holds it."""
         handles = [self.made._state.newest(self.states[-1]), *self.losses[len(self.read) :][:1]]
         living = [worker for host in self.cluster.at.values() for worker in host.workers.values() if worker.alive]
+        living = [worker for worker in living if worker not in self.given_up]
         for handle in handles:
             holders = {worker.rank for worker in living if worker.values.get(handle.id) is not None}
             if find_sources(handle.type, Place.whole(self.mesh), holders) is None:

@@ -79,7 +79,7 @@ class LoopbackTree:
     def _serve(self, number: int) -> None:
         while (message := self._queues[number].get()) is not None:
             if message.kind == "start" and number in self.refuses:
-                refused = {"message": self.refuses[number], "hint": ""}
+                refused = {"message": self.refuses[number], "hint": "", "place": int(message.head["host"])}
                 self._reply(number)(Message("refused", message.mesh, head=refused))
             else:
                 self._services[number].receive(message)

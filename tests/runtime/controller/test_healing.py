@@ -366,7 +366,12 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
     assert state.drop() == [steps[1]]
     assert [step.error is not None for step in steps] == [False, False, True, True, True]
     state.renewed()
-    assert state.dead is None and state.expected == [0, 1, 2, 3] and state.finished_commands == 5
+    assert state.dead is None and state.expected == [0, 1, 2, 3]
+    state.ended(0, 5)  # it was asked twice, and the second answer comes late
+    state.doubted(2, 5)
+    assert state.expected == [0, 1, 2, 3]
+    state.ended(0, state.next_command)
+    assert state.expected == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,13 @@
-"""A host's service, without workers: what it answers where it was given no actors."""
+"""A host's service: what it answers."""
 
 from __future__ import annotations
 
+import json
+import os
+import queue
+import signal
+
+from monarch.compiler.config import for_spawned
 from monarch.runtime.control.message import Message
 from monarch.runtime.hosts.service import HostService
 
@@ -17,3 +23,27 @@ def test_a_host_that_was_given_no_actors_refuses_them() -> None:
     assert [(reply.kind, reply.mesh) for reply in replies] == [("refused", 7), ("refused", 8)]
     assert all("this host runs no actors" in str(reply.head["message"]) for reply in replies)
     service.detached()
+
+
+def test_a_death_is_told_under_the_number_by_which_the_mesh_goes_now() -> None:
+    """What was told under another may have come when nobody listened for that any more."""
+    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def next_of(kind: str) -> Message:
+        while (message := said.get(timeout=30)).kind != kind:
+            pass
+        return message
+
+    service = HostService(said.put, "127.0.0.1", None)
+    across = {"secret": "00" * 32, "transports": ["tcp"], "timeout": 30, "settings": for_spawned()}
+    head = {**MESH, **across, "dims": [["data", 2]], "first": 0, "actor_processes": None}
+    try:
+        service.receive(Message("start", 8, head=head))
+        pids = {int(rank): each["pid"] for rank, each in json.loads(bytes(next_of("workers").data)).items()}
+        os.kill(pids[1], signal.SIGKILL)
+        assert next_of("exited").mesh == 8
+        service.receive(Message("renew", 9, head={"first": 1, "ranks": [], "of": 8, "left": []}))
+        told = next_of("exited")
+        assert (told.mesh, told.head["rank"], told.head["status"]) == (9, 1, -9)
+    finally:
+        service.detached()
