@@ -55,8 +55,12 @@ class TypesOnly:
             bind(made)
         return made
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Nothing interrupts a call in the middle."""
+        return False
+
+    def give_up_steps(self) -> None:
+        """There are none."""
 
     def shards(
         self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False

@@ -100,9 +100,15 @@ class Executor(Protocol):
         Python, should the step fail (see `undo`): it is kept until the step is known to have worked."""
         ...
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Call what is left to be called of `bind`: before handles are read, in case a call was interrupted, or a
-        signal's handler runs in the middle of one."""
+        signal's handler runs in the middle of one. Whether steps were given up since the last time, because somebody
+        was interrupted who waited for them: then `undo` and `recover` are to be called."""
+        ...
+
+    def give_up_steps(self) -> None:
+        """Have the workers give up the steps that they were given and have not come to the commit of: somebody was
+        interrupted. See `settle`. Those on other hosts go on."""
         ...
 
     def shards(

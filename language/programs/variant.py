@@ -271,7 +271,9 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
             parts, first = compiled.plan.parts, compiled.plan.outputs[0].part
             mesh = trace.meshes[parts[first].name] if parts else trace.mesh  # a step fails on all meshes or on none
             mesh.executor.wait(handles[0])
-        except DeviceMeshError:
+        except (DeviceMeshError, KeyboardInterrupt):
+            if not _failed(mesh, handles[0]):
+                raise
             trace.undo()  # to what an earlier step left, which may have failed as well
             for mesh in trace.meshes.values() or [trace.mesh]:
                 mesh.recover()
@@ -279,6 +281,14 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     compiled.ran = True
     _require(trace, leaves)
     return compiled.results(trace, handles, scalars, None)
+
+
+def _failed(mesh: Mesh, handle: Handle) -> bool:
+    try:
+        mesh.executor.wait(handle)
+    except DeviceMeshError:
+        return True
+    return False
 
 
 def _require(trace: Trace, leaves: list[Any]) -> None:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
@@ -21,6 +21,7 @@ from monarch.compiler.mesh import MeshAlgebra, Shape, named_sizes
 from monarch.compiler.types import MeshSpec
 from monarch.language.layouts import LayoutLike
 from monarch.language.tensors.operations import operations
+from monarch.language.tensors.recovery import recover
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -352,24 +353,23 @@ class Mesh(MeshAlgebra):
         except DeviceMeshError:
             self.recover()
             raise
+        except KeyboardInterrupt:
+            self.give_up_steps()
+            raise
 
-    def recover(self) -> None:
-        """Have Python and all state be as the last step left them that did not fail. Waits for the workers. What is on
-        other parts of the mesh, a failed step may have been for too."""
-        with suppress(DeviceMeshError):  # the mesh is lost
-            self.executor.undo()
-        for mesh in self._family:
-            for cell in list(mesh._states):
-                if cell.handle is not None:
-                    try:
-                        cell.handle = mesh.executor.recover(cell.handle, wait=mesh is self)
-                    except DeviceMeshError:
-                        continue  # the failed step was to make it first, or the mesh is lost: reading it raises
+    recover = recover
 
     def settle(self) -> None:
         """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
-        if self._workers.executor is not None:
-            self._workers.executor.settle()
+        executor = self._workers.executor
+        if executor is not None and executor.settle():  # steps were given up, for somebody was interrupted
+            self.recover()
+
+    def give_up_steps(self) -> None:
+        """After an interrupt: have the workers give up what they have not done yet, and go back to what they have."""
+        if (executor := self._workers.executor) is not None:
+            executor.give_up_steps()
+            self.settle()
 
     def keep(self, cells: Iterable[State]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""

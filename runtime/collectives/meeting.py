@@ -32,7 +32,7 @@ from monarch.compiler.plan import MeshSpec
 from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.collectives.sending import Sending
 from monarch.runtime.shared import futex, signals
-from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted, Signals, TimedSignals
+from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted, Signals, Stopped, TimedSignals
 from monarch.runtime.shared.window import AREAS, SLOTS, Window
 
 Tensors = list[torch.Tensor]
@@ -231,6 +231,15 @@ class Meetings:
             self.signals.wait(line, event, check)
         except _Ended:
             pass
+
+    def is_stopped(self, step: int) -> bool:
+        """Whether the controller was interrupted, and wants this step given up."""
+        return bool(self.signals.words[signals.STOPPED] > step)
+
+    def halt(self) -> None:
+        """Raises Stopped where it wants the step under way given up."""
+        if self.is_stopped(self.step):
+            raise Stopped(self.rank)
 
     def look(self, ranks: Iterable[int]) -> None:
         """Raises Aborted where one of these workers has failed this step, or any has died: what computes for long

@@ -73,6 +73,8 @@ class Connection(ABC):
         self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
         self.hosts = 1
+        self.interrupted = False
+        """Whether steps were given up, so that Python and state are to go back to the last one that was not."""
         self.elsewhere = ""
         """Where healing puts the places of lost hosts: see `Executor.heal`."""
         self.results: dict[int, Results] = {}
@@ -167,6 +169,9 @@ class Connection(ABC):
     def catch_up(self, commands: int, place: Place | None = None) -> None:
         """Wait until all workers have finished so many commands; with a place, until those there have, and not longer
         for others than is needed to know. Raises DeviceMeshError where the mesh is lost."""
+
+    def give_up_steps(self) -> None:  # noqa: B027  workers on other hosts go on
+        """See `Executor.give_up_steps`."""
 
     def gather(self, step: Step, ranks: set[int]) -> None:
         """Wait for the answers of `ranks` to a command, and until all workers that it concerns have finished it."""
@@ -448,7 +453,11 @@ class LocalConnection(Connection):
                 looked = time.monotonic()
 
         if self.state.finished_commands < commands:
-            self.workers.wait(commands, check, None if place is None else place.ranks)
+            try:
+                self.workers.wait(commands, check, None if place is None else place.ranks)
+            except KeyboardInterrupt:
+                self.give_up_steps()
+                raise
         with self.lock:
             if place is None:
                 self.refresh()
@@ -456,6 +465,11 @@ class LocalConnection(Connection):
             by = self.workers.finished_by()
             self._took(min(by.values()))
             self.state.finished_by(by)
+
+    def give_up_steps(self) -> None:
+        if self.finished() < self.state.next_command:
+            self.interrupted = True
+            self.workers.stop_steps(self.state.next_command)
 
     def _look(self) -> None:
         with self.lock:

@@ -183,13 +183,18 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         self._did("put", type, start, step.sequence)
         return made
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """Have all handles of steps that were given to the workers be where they belong, though a call was interrupted,
-        or is still under way further up in this thread."""
+        or is still under way further up in this thread. See `Executor.settle`."""
         if (step := self._state.last).bind is not None or not step.noted or self._moves:
             with self._lock:
                 self._connection.settle()
                 self._finish_moves()
+        stopped, self._connection.interrupted = self._connection.interrupted, False
+        return stopped
+
+    def give_up_steps(self) -> None:
+        self._connection.give_up_steps()
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""

@@ -47,8 +47,11 @@ class PartExecutor:
     def run(self, plan: Plan, arguments: Sequence[Argument], bind: Bind | None = None) -> list[Handle]:
         return self.whole.run(plan, arguments, bind, self)
 
-    def settle(self) -> None:
-        self.whole.settle()
+    def settle(self) -> bool:
+        return self.whole.settle()
+
+    def give_up_steps(self) -> None:
+        self.whole.give_up_steps()
 
     def shards(
         self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False

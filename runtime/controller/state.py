@@ -47,7 +47,7 @@ _KINDS: tuple[tuple[type[DeviceMeshError], re.Pattern[str]], ...] = (
 PyTorch raises an IndexError, and for `gather` and `scatter` a RuntimeError."""
 
 _CHECK = "CheckFailed: "
-_KIND_RANK = {"failed": 0, "dependent": 1, "aborted": 2}
+_KIND_RANK = {"stopped": 0, "failed": 1, "dependent": 2, "aborted": 3}
 
 _GO_ON = "monarch.heal_mesh(mesh) goes on from here, with what the other workers hold."
 
@@ -536,6 +536,8 @@ class ControllerState:
         place = self._whole if step is None else self._place_of(step)
         if cause.anomaly:
             return _anomaly(cause, place, step)
+        if cause.kind == "stopped":
+            return _stopped(cause, place, step)
         who = f"worker {place.name_of(cause.rank)}"
         what = f" in {cause.op}" if cause.op else ""
         message = f"{who} failed{what}: {cause.error or 'another step has taken a value that it needs'}"
@@ -566,6 +568,16 @@ def _anomaly(report: Report, place: Place, step: Step | None) -> AnomalyError:
     return AnomalyError(
         f"worker {place.name_of(report.where)} {report.anomaly}",
         hint="" if step is None else f"step {step.sequence} ('{step.name}') on {place.mesh}, which is not applied",
+        source=report.source,
+    ).knowing(**facts, op=report.op)
+
+
+def _stopped(report: Report, place: Place, step: Step | None) -> DeviceMeshError:
+    facts = _facts(place, report.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
+    return DeviceMeshError(
+        "a step was given up" if step is None else f"step {step.sequence} ('{step.name}') was given up",
+        hint="the program was interrupted (Ctrl-C) while it waited for the workers: this step, and those that were\n"
+        "called behind it, are not applied. Call them again.",
         source=report.source,
     ).knowing(**facts, op=report.op)
 

@@ -6,7 +6,8 @@ finds among its open files; two signals ask for it:
     ASK     Python answers, in the main thread, which has to run some of it
     DUMP    faulthandler writes the stacks, whatever the process does: also while C code keeps Python's lock
 
-Both signals would end a process that does not expect them, so they are sent only to those that do.
+A third, STOP, has a worker look whether it is to give up its step. These signals would end a process that does not
+expect them, so they are sent only to those that do.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from traceback import format_stack, walk_stack
 from types import FrameType
 from typing import NamedTuple, Protocol
 
-ASK, DUMP = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6
+ASK, DUMP, STOP = signal.SIGRTMIN + 5, signal.SIGRTMIN + 6, signal.SIGRTMIN + 7
 _NAME = "monarch-stacks"
 _END = "\n-- that was all --\n"
 _ASK_SECONDS, _DUMP_SECONDS, _LOOK_SECONDS = 1.0, 0.3, 0.01
@@ -97,6 +98,31 @@ def answer_with(describe: Callable[[], str]) -> None:
     faulthandler.register(DUMP, file=fd, all_threads=True)
 
 
+stopping: list[int] = []
+"""Not empty where this process was asked to look whether it is to give up what it does. Code between two instructions
+of a plan can ask that at next to no cost."""
+
+
+def listen_to_stops() -> None:
+    """Have this process take STOP. In its main thread."""
+    signal.signal(STOP, lambda *_: stopping.append(1))
+
+
+def stop(pid: int) -> None:
+    """Ask a process to look whether it is to give up what it does, if it takes STOP."""
+    try:
+        if _caught(pid) >> (STOP - 1) & 1:
+            os.kill(pid, STOP)
+    except (OSError, IndexError):  # it has ended
+        pass
+
+
+def _caught(pid: int) -> int:
+    """The signals that a process has handlers for, as bits. Raises OSError and IndexError where there is none."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("SigCgt:")[2].split()[0], 16)
+
+
 def state_of(pid: int) -> str:
     """The state that Linux shows for a process: "R" and "S" run or wait, "T" is stopped by a signal, "t" by a debugger,
     "Z" has ended; "" where there is none."""
@@ -117,8 +143,7 @@ def memory_of(pid: int) -> int:
 def where_is(pid: int) -> str:
     """What a process says of itself, or its stacks; "" where it cannot be asked. Waits about a second at most."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        caught = int(status.partition("SigCgt:")[2].split()[0], 16)
+        caught = _caught(pid)
         found = next(fd for fd in os.listdir(f"/proc/{pid}/fd") if _NAME in os.readlink(f"/proc/{pid}/fd/{fd}"))
         file = os.open(f"/proc/{pid}/fd/{found}", os.O_RDWR | os.O_CLOEXEC)
     except (OSError, StopIteration, IndexError):

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
-from monarch.runtime.processes.looking import Exit, Seen, memory_of, state_of, where_is
+from monarch.runtime.processes.looking import Exit, Seen, memory_of, state_of, stop, where_is
 from monarch.runtime.processes.parent import drop, how_ended, warm_parent
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
@@ -265,6 +265,13 @@ class Workers:
             index = signals.line_of(rank) + signals.DONE
             if words[index] < commands:
                 self.signals.wait(index, commands, check)
+
+    def stop_steps(self, command: int) -> None:
+        """Have workers give up the steps before a command that have not passed their commit: at the next instruction
+        those of processes of their own, and those of actors' processes at the next step."""
+        self.signals.advance(signals.STOPPED, command)
+        for pid in list(self.pids.values()):
+            stop(pid)
 
     def packets(self) -> Iterator[Packet]:
         """What the workers have sent by now. A packet whose handling was interrupted comes again; its file is closed

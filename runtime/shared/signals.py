@@ -38,8 +38,9 @@ SENT, SENT_HINT, TOOK, TOOK_HINT, BACK_SENT, BACK_SENT_HINT, BACK_TOOK, BACK_TOO
 
 # The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
 # all workers of all hosts have finished or given up, which is said only while some stand still after a failure. Last,
-# how many they have all finished, which is said only where a worker waits for those that are behind.
-HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT, PASSED, PASSED_HINT = range(7)
+# how many they have all finished, which is said only where a worker waits for those that are behind; and the command
+# before which steps are given up that have not passed their commit, where the controller was interrupted.
+HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT, PASSED, PASSED_HINT, STOPPED, STOPPED_HINT = range(9)
 
 _SLEEP = 0.05
 _YIELDING = 200_000
@@ -51,10 +52,21 @@ controller takes from one to the next. To wake a sleeper costs the waker some 10
 class Aborted(Exception):
     """A peer failed the step, or died, while this worker waited for it."""
 
+    kind = "aborted"
+
     def __init__(self, rank: int, died: bool) -> None:
         super().__init__(f"worker {rank} {'died' if died else 'failed'}")
         self.rank = rank
         self.died = died
+
+
+class Stopped(Aborted):
+    """The controller was interrupted, and wants the step given up."""
+
+    kind = "stopped"
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank, died=False)
 
 
 def line_of(rank: int) -> int:

@@ -124,8 +124,8 @@ TEXT_LIMIT = 12_000
 class Report:
     """How a command failed on one worker.
 
-    `kind`       "failed": here; "dependent": a value that it needs is that of command `root`, which failed; "aborted":
-                 a peer failed, or died
+    `kind`       "failed": here; "stopped": it was given up here, for the controller was interrupted; "dependent": a
+                 value that it needs is that of command `root`, which failed; "aborted": a peer failed, or died
     `committed`  whether the step had passed its commit, so that the state before it is gone
     `anomaly`    of a step that failed for a NaN: what has it, where all workers know that
     `where`      the worker that has it

@@ -9,7 +9,8 @@
 
 Names are made here, from slot numbers; ops and constants are bound as globals; only ints, bools, None and finite
 floats are written out. So nothing that a plan says becomes code. When an op fails, the line number of the traceback
-gives the instruction, at no cost to the steps that do not fail.
+gives the instruction, at no cost to the steps that do not fail. In front of each instruction stands `if stopping:
+halt()`: the controller may want the step given up.
 
 To be measured, a plan is written a second time, with what notes down times and values between the lines:
 
@@ -54,7 +55,7 @@ from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.check_parts import MOVING
 from monarch.compiler.plan.stretches import Stretch
-from monarch.runtime.processes.looking import running
+from monarch.runtime.processes.looking import running, stopping
 from monarch.runtime.shared.checking import WITH_FUNCTIONS, slots_of
 from monarch.runtime.worker import control
 from monarch.runtime.worker.arena import Arena, Part
@@ -131,23 +132,29 @@ class Frame:
         graphs: Graphs | None = None,
         commits: bool = False,
         told: Sequence[int] = (),
+        halt: Callable[[], None] | None = None,
     ) -> None:
         """`commits` says that the step replaces states, though it be those of other parts. The commit is called with
-        those values of the slots `told` that are made before it: `told_early`."""
+        those values of the slots `told` that are made before it: `told_early`. `halt` raises where the step is to be
+        given up."""
         self.plan = plan
         says_when = any(instruction.op == "commit" for instruction in plan.instructions)
         commits = says_when or commits or any(plan.donated)
         self.told_early = _made_early(plan, told) if commits else ()
         self._bind = bind
         # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
-        self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}}
+        self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}, "stopping": stopping}
+        self._halts = halt is not None
+        if self._halts:
+            self._globals["halt"] = halt
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
         self._lines_of: dict[CodeType, dict[int, int]] = {}
         self._regions: dict[str, Region] = {}
         arena = Arena(plan.arena) if arena is None else arena
         self._functions = {
-            name: Frame(function, bind, Part(arena, plan.own_arena)) for name, function in plan.functions.items()
+            name: Frame(function, bind, Part(arena, plan.own_arena), halt=halt)
+            for name, function in plan.functions.items()
         }
         self._calls = [self._call(instruction) for instruction in plan.instructions]
         self.use(arena)
@@ -238,6 +245,8 @@ class Frame:
                 continue
             instruction = plan.instructions[number]
             commit = instruction.op == "commit"
+            if self._halts and not commit:
+                write("if stopping: halt()", number)
             observe("t = now()")
             write(self._line(number), number)
             made = "" if commit else f", {instruction.out}, s{instruction.out}"

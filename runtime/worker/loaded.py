@@ -34,6 +34,10 @@ class Rounds(Ahead, Protocol):
 
     def look(self, ranks: Iterable[int]) -> None: ...
 
+    def is_stopped(self, step: int) -> bool: ...
+
+    def halt(self) -> None: ...
+
     @property
     def mirror(self) -> Mirror | None: ...
 
@@ -88,24 +92,28 @@ class LoadedPlan:
         arena: Arena,
         kernels: Path | None,
         commit: Callable[[Callable[[], None], Callable[[], None]], Callable[..., None]],
+        halt: Callable[[], None],
         whole: Plan | None = None,
         part: int = 0,
     ) -> None:
         """A plan that is one of several parts of `whole` is number `part` there. `kernels` is the object that its
         kernels were built into. `commit` gives the plan's commit, of what waits for what the step has started, and what
-        waits until all workers have come; it is called with the results `small_early`."""
+        waits until all workers have come; it is called with the results `small_early`. `halt` raises where the step is
+        to be given up."""
         whole = whole or plan
-        calls = _Calls(plan, rank, collectives, kernels, commit, whole, part)
+        calls = _Calls(plan, rank, collectives, kernels, commit, halt, whole, part)
         self.check = calls.check
         self.ready = ready = calls.ready
         """What it needs on a GPU."""
         small = [each for each in small_results(plan) if collectives.me in each.workers]
         if ready is None:
             told = [plan.outputs[each.output].slot for each in small]
-            self.frame = Frame(plan, calls.bind, arena, commits=any(whole.donated), told=told)
+            self.frame = Frame(plan, calls.bind, arena, commits=any(whole.donated), told=told, halt=halt)
         else:
             graphs = _graphs(plan, ready, rank)
-            self.frame = Frame(ready.plan, ready.binds(calls.bind), graphs=graphs, commits=any(whole.donated))
+            self.frame = Frame(
+                ready.plan, ready.binds(calls.bind), graphs=graphs, commits=any(whole.donated), halt=halt
+            )
         self.failed = False
         self.sends = None if part not in whole.senders else Sends(_receivers(whole), calls.last)
         """Of a part that only sends, beside the steps that follow."""
@@ -151,12 +159,14 @@ class _Calls:
         collectives: Steps,
         kernels: Path | None,
         commit: Callable[[Callable[[], None], Callable[[], None]], Callable[..., None]],
+        halt: Callable[[], None],
         whole: Plan,
         part: int,
     ) -> None:
         self.ready = None if plan.target == "cpu" else _on_gpu(plan, rank)
         self._collectives = collectives
         self._commit = commit
+        self._halt = halt
         self._receives = bool(whole.senders) and part not in whole.senders
         self._transfers = collectives.transfers(whole, part, _ranks_of(whole)) if whole.parts else None
         self.last = 0 if self._transfers is None else self._transfers.last
@@ -187,6 +197,11 @@ class _Calls:
 
         return run
 
+    def _look(self) -> None:
+        """What a loop asks now and then."""
+        self._collectives.look()
+        self._halt()
+
     def bind(self, name: str, *arguments: Any) -> Callable[..., Any]:
         if name == "commit":
             return self._commit(self.check, self._meeting())
@@ -196,7 +211,7 @@ class _Calls:
         if name in LOCAL_OPS:
             return partial(LOCAL_OPS[name], self._position, self._sizes)
         if name == "look":
-            return self._collectives.look
+            return self._look
         if name == "wait" and not self._ahead:
             return _there
         if name in MOVING:

@@ -20,7 +20,7 @@ from monarch.compiler.config import spawned_with
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.collectives import Collectives, Meetings, Network
 from monarch.runtime.collectives.mirror import Mirror
-from monarch.runtime.processes.looking import answer_with, stacks
+from monarch.runtime.processes.looking import answer_with, listen_to_stops, stacks
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.measured import clock
@@ -89,6 +89,7 @@ def serve(forked: Forked, connect: Connect | None = None) -> None:
             os._exit(status)
 
     answer_with(stacks)
+    listen_to_stops()
     threading.Thread(target=run, name=f"worker {rank}", daemon=True).start()
     threading.Event().wait()
 

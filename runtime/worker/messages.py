@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -49,3 +49,11 @@ class Buffer:
 Message = Report | Value | Count | Buffer
 
 __all__ = ["GONE", "Buffer", "Count", "Message", "Missing", "Value"]
+
+
+@dataclass
+class Snapshot:
+    """This worker's values at one time, by handle, and blocks of other workers' values, by rank and handle."""
+
+    values: dict[int, torch.Tensor]
+    others: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)

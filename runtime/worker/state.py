@@ -8,7 +8,7 @@ import struct
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +17,7 @@ import torch
 from monarch.compiler.loading import load
 from monarch.compiler.mesh import NDSlice
 from monarch.compiler.plan import DTYPE_NAMES, MeshSpec, Plan, PlanError
+from monarch.runtime.processes.looking import stopping
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.bits import bit_sum
 from monarch.runtime.shared.definitions import define
@@ -31,20 +32,12 @@ from monarch.runtime.worker.files import Files
 from monarch.runtime.worker.frame import Observer
 from monarch.runtime.worker.freed import Freed
 from monarch.runtime.worker.loaded import LoadedPlan, Steps, describe
-from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Value
+from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Snapshot, Value
 from monarch.runtime.worker.moving import move
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
 if TYPE_CHECKING:
     from monarch.runtime.collectives.mirror import Mirror
-
-
-@dataclass
-class _Snapshot:
-    """This worker's values at one time, by handle, and blocks of other workers' values, by rank and handle."""
-
-    values: dict[int, torch.Tensor]
-    others: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)
 
 
 class WorkerState:
@@ -83,7 +76,7 @@ class WorkerState:
         self._results = results
         self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
         """Values that actors may see: as long as one of these lives, or (None) for ever."""
-        self._snapshots: dict[int, _Snapshot] = {}
+        self._snapshots: dict[int, Snapshot] = {}
         self._shared: frozenset[int] = frozenset()
         """The values that are in a snapshot too: no step may write over them."""
         self._files = Files(mesh, rank, lambda handle: self.values.get(handle, GONE))
@@ -258,6 +251,9 @@ class WorkerState:
         plan = self.plans[number]
         if not isinstance(plan, LoadedPlan):
             return [] if plan is None else [self._miss(step, base, outputs, replace(plan, step=step))]
+        stopping.clear()
+        if self._collectives.at.is_stopped(step):
+            return [self._miss(step, base, outputs, Report("stopped", self.rank, step))]
         arguments: list[Any] = list(plan.struct.unpack_from(body)[6:])
         self._donated = [arguments[at] for at in plan.donated]
         self._committed = False
@@ -304,7 +300,7 @@ class WorkerState:
                 sending.finish(plan.sends.last)
         except Aborted as aborted:
             plan.failed = True
-            report = Report("aborted", self.rank, step, error=str(aborted), committed=self._committed)
+            report = Report(aborted.kind, self.rank, step, error=str(aborted), committed=self._committed)
             locate(report, plan, aborted)
             return [self._miss(step, base, outputs, report)]
         except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
@@ -318,6 +314,10 @@ class WorkerState:
             self._together[self._ranks[number]] = step + 1
         self._copy_small(plan.small, place, [results[small.output] for small in plan.small])
         return []
+
+    def _halt(self) -> None:
+        if not self._committed:
+            self._collectives.at.halt()
 
     def _copy_small(self, small: Sequence[Small], place: int, values: Sequence[object]) -> None:
         if self._results is not None:
@@ -396,7 +396,7 @@ class WorkerState:
             self._fit(plan.arena)
             commit = partial(self._commit, self._ranks.get(number, self._everyone))
             self.plans[number] = loaded = LoadedPlan(
-                plan, self.rank, collectives, self._arena, kernels, commit, whole, part
+                plan, self.rank, collectives, self._arena, kernels, commit, self._halt, whole, part
             )
             loaded.frame.measure(self._tracer)
         except Exception as error:  # told at each step that would run the plan
@@ -491,13 +491,13 @@ class WorkerState:
         self._snapshots = {at: each for at, each in self._snapshots.items() if at >= kept}
         tensors = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
         if number >= 0:
-            self._snapshots[number] = _Snapshot(tensors)
+            self._snapshots[number] = Snapshot(tensors)
         self._shared = frozenset().union(*(each.values for each in self._snapshots.values()))
         return []
 
     def _send(self, step: int, body: bytearray) -> list[Message]:
         _, number, *rest = wire.unpack_numbers(body)
-        snapshot = self._snapshots.get(number, _Snapshot({}))  # it may have been given up meanwhile
+        snapshot = self._snapshots.get(number, Snapshot({}))  # it may have been given up meanwhile
 
         def keep(handle: int, pair: tuple[int, int], block: torch.Tensor) -> None:
             snapshot.others[pair[0], handle] = block
@@ -512,7 +512,7 @@ class WorkerState:
 
     def _give(self, step: int, body: bytearray) -> list[Message]:
         _, number, *rest = wire.unpack_numbers(body)
-        snapshot = self._snapshots.get(number, _Snapshot({}))
+        snapshot = self._snapshots.get(number, Snapshot({}))
         return self._move(step, rest, lambda handle, pair: snapshot.others.get((pair[1], handle)), self._set)
 
     def _free(self, step: int, body: bytearray) -> list[Message]:

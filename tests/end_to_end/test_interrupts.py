@@ -3,8 +3,12 @@ controller's code in a training step. State is then that before the step or behi
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
-from contextlib import suppress
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 import torch
@@ -46,6 +50,93 @@ class Training:
 
 def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
     return all(map(torch.equal, first, second))
+
+
+@contextmanager
+def ctrl_c_in_a_step(mesh: Mesh) -> Iterator[None]:
+    """Interrupt the block while the workers are in a step, as a user does; and see to it that it is."""
+    (monarch.distribute(torch.zeros(()), mesh) + 1).item()  # nothing is under way
+    failed = threading.Event()
+
+    def wait_and_interrupt() -> None:
+        while not mesh.executor.look()[0]:  # type: ignore[attr-defined]
+            if failed.wait(0.001):
+                return
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=wait_and_interrupt)
+    thread.start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+            time.sleep(60)
+    finally:
+        failed.set()
+        thread.join()
+
+
+def test_ctrl_c_ends_the_step_that_the_workers_are_in() -> None:
+    """One that would never end by itself. Nothing of it is left, nor of what was called behind it."""
+    with Mesh(data=2) as mesh:
+        total, calls = monarch.distribute(torch.zeros(()), mesh), [0]
+        x = monarch.distribute(torch.ones(4), mesh, "[@data]")
+
+        @monarch.program
+        def step(x: torch.Tensor, least: float) -> torch.Tensor:
+            calls[0] += 1
+            total.add_(1)
+            (x,) = monarch.while_loop(lambda x: x.sum() > least, lambda x: (x * 0.5,), (x,))
+            return x.sum()
+
+        assert step(x, 1.0).item() == 1.0
+        for times in (2, 3):
+            never: list[torch.Tensor] = []
+            with ctrl_c_in_a_step(mesh):
+                for _ in range(3):
+                    never.append(step(x, -1.0))
+                never[-1].item()
+            assert calls == [times - 1] and total.item() == times - 1
+            assert step(x, 1.0).item() == 1.0
+            assert calls == [times] and total.item() == times
+            for result in never:
+                with pytest.raises(monarch.exceptions.DeviceMeshError, match="was given up"):
+                    result.item()
+
+
+def test_ctrl_c_in_the_first_call_leaves_nothing_of_it() -> None:
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.ones(4), mesh, "[@data]")
+        held: dict[str, torch.Tensor] = {}
+
+        @monarch.program
+        def step(x: torch.Tensor) -> torch.Tensor:
+            (held["last"],) = monarch.while_loop(lambda x: x.sum() > -1.0, lambda x: (x * 0.5,), (x,))
+            return held["last"].sum()
+
+        with ctrl_c_in_a_step(mesh):
+            step(x).item()
+        assert held == {}
+        assert (x + 1).full_tensor().tolist() == [2.0] * 4
+
+
+def test_ctrl_c_ends_many_ops_between_two_of_them() -> None:
+    with Mesh(data=2) as mesh:
+        weight = monarch.distribute(torch.eye(256) * 0.5, mesh)
+        x = monarch.distribute(torch.ones(256, 256), mesh, "[@data, -]")
+
+        @monarch.program
+        def step(x: torch.Tensor) -> torch.Tensor:
+            for _ in range(200):
+                x = (x @ weight).tanh()
+            return x.sum()
+
+        step(x).wait()
+        with ctrl_c_in_a_step(mesh):
+            several = [step(x) for _ in range(8)]
+            several[-1].item()
+        with pytest.raises(monarch.exceptions.DeviceMeshError, match="was given up"):
+            several[-1].item()
+        assert (x + 1).sum().item() == 2 * 256 * 256
 
 
 @pytest.mark.sample(1)

@@ -16,12 +16,12 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan,
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.collectives.sending import Sending
 from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step
-from monarch.runtime.processes.looking import Exit
+from monarch.runtime.processes.looking import Exit, stopping
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.ring import Full, Space
-from monarch.runtime.shared.signals import Aborted
+from monarch.runtime.shared.signals import Aborted, Stopped
 from monarch.runtime.shared.window import Geometry, Window
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.device import gpu
@@ -44,6 +44,9 @@ class Alone:
         self.steps: list[int] = []
         self.commits = 0
         self.abort = False
+        self.stopped = 0
+        self.on_begin: Callable[[], None] = lambda: None
+        self.on_commit: Callable[[], None] = lambda: None
 
     me = 2
     ranks = range(4)
@@ -56,6 +59,14 @@ class Alone:
 
     def begin(self, step: int) -> None:
         self.steps.append(step)
+        self.on_begin()
+
+    def is_stopped(self, step: int) -> bool:
+        return self.stopped > step
+
+    def halt(self) -> None:
+        if self.is_stopped(self.steps[-1]):
+            raise Stopped(2)
 
     def passed(self, command: int, ranks: object = None) -> bool:
         return True
@@ -71,6 +82,7 @@ class Alone:
             if self.abort:
                 raise Aborted(3, died=False)
             self.commits += 1
+            self.on_commit()
 
         return run
 
@@ -294,6 +306,32 @@ def test_a_failed_step_keeps_what_it_would_have_replaced() -> None:
     assert worker.run(1, plan, 13, 1, 3.0) == [] and worker.alone.commits == 1
     replaced = worker.state.values[13]
     assert 1 not in worker.state.values and isinstance(replaced, torch.Tensor) and replaced.tolist() == [3, 3]
+
+
+def test_a_step_is_given_up_before_its_commit_and_not_behind_it() -> None:
+    """Where the controller was interrupted: also one that has not begun, and between two instructions."""
+    worker, plan = Worker(), scaled(donate=True)
+    worker.load(1, plan)
+    worker.state.values[1] = torch.ones(2)
+    worker.alone.stopped = worker.step + 2
+    (report,) = worker.run(1, plan, 10, 1, 2.0)
+    assert isinstance(report, Report) and report.kind == "stopped" and worker.alone.commits == 0
+
+    worker.alone.stopped = 0
+
+    def stop() -> None:
+        worker.alone.stopped = worker.step + 1
+        stopping.append(1)
+
+    worker.alone.on_begin = stop
+    (report,) = worker.run(1, plan, 11, 1, 2.0)
+    assert isinstance(report, Report) and (report.kind, report.committed) == ("stopped", False)
+    assert worker.alone.commits == 0 and isinstance(worker.state.values[1], torch.Tensor)
+
+    worker.alone.on_begin, worker.alone.on_commit = lambda: None, stop
+    assert worker.run(1, plan, 12, 1, 2.0) == [] and worker.alone.commits == 1
+    replaced = worker.state.values[12]
+    assert isinstance(replaced, torch.Tensor) and replaced.tolist() == [2, 2]
 
 
 def test_a_plan_that_replaces_state_commits_even_if_it_does_not_say_so() -> None:
