@@ -273,13 +273,18 @@ class Process:
         actor.start()
 
     def _on_place_ended(self, sender: str, head: Head, payload: Payload) -> None:
-        failure: MeshFailure | None = payload.decode()
+        ended = PlaceEnded(head[1], head[2], payload.decode())
+        with self._deciding:
+            self.supervision(ended)
+            self._noted(ended)
+
+    def _noted(self, ended: PlaceEnded) -> None:
+        """An owner here knows of the end of a place."""
+        failure = ended.failure
         if failure is not None and heard(Fault):
             tell(Fault(f"{failure.mesh_name}[{failure.rank}]", failure.reason, failure.report()))
-        with self._deciding:
-            self.supervision(PlaceEnded(head[1], head[2], failure))
-            if self._supervision.owner_of(head[1]) is None:
-                self._spawned.pop(head[1], None)
+        if self._supervision.owner_of(ended.mesh) is None:
+            self._spawned.pop(ended.mesh, None)
 
     def _on_refused(self, sender: str, head: Head, payload: Payload) -> None:
         self.refused[head[1], sender] = payload.decode()
@@ -445,8 +450,17 @@ class Process:
                 return
             while self._events:
                 try:
-                    for command in self._supervision.handle(self._events[0]):
-                        self._do(command)
+                    commands = self._supervision.handle(self._events[0])
+                    while commands:
+                        command, *commands = commands
+                        match command:
+                            case Tell((self.address, _), ended):
+                                # At once: whoever called the actor is answered behind, and the process' end is last.
+                                commands = self._supervision.handle(ended) + commands
+                                commands.sort(key=lambda each: isinstance(each, Exit))
+                                self._noted(ended)
+                            case _:
+                                self._do(command)
                 finally:
                     self._events.popleft()
 

@@ -67,6 +67,34 @@ def test_the_owner_is_told_before_the_caller_is_answered() -> None:
     assert spawn(1).slice(gpus=0).spawn("told", Told).kill.call_one().get(WAIT) == 1
 
 
+class Listed(Actor):
+    """An owner in the process of what it owns."""
+
+    def __init__(self) -> None:
+        self.failures: list[str] = []
+
+    @endpoint
+    def spawn(self) -> Any:
+        return this_proc().spawn("worker", Worker, "worker")
+
+    @endpoint
+    def heard(self) -> int:
+        return len(self.failures)
+
+    def __supervise__(self, failure: MeshFailure) -> bool:
+        self.failures.append(failure.reason)
+        return True
+
+
+def test_an_owner_is_told_before_another_caller_is_answered() -> None:
+    """Where the owner is in the process of what died: the caller's next message does not overtake the failure."""
+    owner = spawn(1).slice(gpus=0).spawn("listed", Listed)
+    for count in (1, 2):
+        with pytest.raises(SupervisionError):
+            owner.spawn.call_one().get(WAIT).exit.call_one().get(WAIT)
+        assert owner.heard.call_one().get(WAIT) == count
+
+
 class Waiting(Actor):
     """An endpoint that waits until something that it owns has failed."""
 
