@@ -19,6 +19,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.record import find
+from monarch.compiler.ops.regions import each_region
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.passes.decompose import composites, inline
 from monarch.compiler.passes.drop_padding import resized
@@ -81,9 +82,14 @@ class PadForDivisibility(Pass):
     """
 
     name = "pad-for-divisibility"
+    regions = "own"
 
     def run(self, graph: Graph, context: Context) -> Graph:
-        _Pad(graph).run()
+        return self.padded(graph, is_region=False)
+
+    def padded(self, graph: Graph, *, is_region: bool) -> Graph:
+        each_region(graph, lambda region: self.padded(region, is_region=True))
+        _Pad(graph, is_region).run()
         erase_dead(graph)
         return graph
 
@@ -92,8 +98,9 @@ class _Pad:
     """`zero` holds the (value, dim)s whose padding is zero; `over` for each value, by dim, the mesh dims that its
     operands bring there; `weights` the states, and what is made of states alone; `needs` what each call needs."""
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, is_region: bool) -> None:
         self.graph = graph
+        self.is_region = is_region
         self.mesh = graph.mesh
         self.zero: set[tuple[fx.Node, int]] = set()
         self.over: dict[fx.Node, tuple[MeshDims, ...]] = {}
@@ -124,7 +131,8 @@ class _Pad:
             self.weights.add(node)
 
     def output(self, output: fx.Node) -> None:
-        """Results and new state hold zeros in their padding, state in the sizes that it had."""
+        """Results and new state hold zeros in their padding, state in the sizes that it had. No padding leaves a
+        region."""
         states = self.graph.states
         updates = {}
         for label, node in self.graph.updates.items():
@@ -133,7 +141,13 @@ class _Pad:
             if label not in states:
                 node = self.larger.get(node, node)  # else both would be computed
             updates[label] = self.zeroed(node, output)
-        self.graph.set_output([node and self.zeroed(node, output) for node in self.graph.returns], updates)
+        ended = self.unpadded if self.is_region else self.zeroed
+        self.graph.set_output([node and ended(node, output) for node in self.graph.returns], updates)
+
+    def unpadded(self, node: fx.Node, before: fx.Node) -> fx.Node:
+        for dim in _padded_dims(tensor_type(node)):
+            node = self.resized(node, dim, _size(node, dim), before)
+        return node
 
     def zeroed(self, node: fx.Node, before: fx.Node) -> fx.Node:
         for dim in _padded_dims(tensor_type(node)):

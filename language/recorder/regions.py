@@ -21,6 +21,7 @@ from monarch.compiler.errors import ProgramError
 from monarch.compiler.passes.functionalize import written_inputs
 from monarch.compiler.tape import Input, Op, Region, Tape, Value
 from monarch.compiler.types import TensorType
+from monarch.language.recorder.checkpoints import checkpoint_part
 from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.source import user_source
@@ -145,8 +146,9 @@ class RegionRecording(Recording):
         return made
 
     def meet(self, tensor: DistributedTensor) -> None:
-        """Raises ProgramError for a tensor that should have a stand-in: its gradient would be lost."""
-        if torch.is_grad_enabled() and self.is_outside(tensor):
+        """Raises ProgramError for a tensor that should have a stand-in: its gradient would be lost. Not where a
+        checkpoint computes its values again, through which no gradient goes."""
+        if torch.is_grad_enabled() and self.is_outside(tensor) and checkpoint_part() != "unpack_hook":
             raise _bypassed()
 
 
@@ -232,6 +234,12 @@ def trace_region(
 ) -> Traced:
     """Record what a function does. `args(region)` makes its inputs, and the arguments that it is called with. Raises
     ProgramError for a result that is no tensor, and for tensors that it leaves elsewhere."""
+    if checkpoint_part() == "unpack_hook":
+        raise ProgramError(
+            f"a checkpoint computes {inside} again, whose backward pass computes it again by itself",
+            hint="leave the checkpoint out, or put it into the function: it may stand in a branch or a loop.",
+            source=user_source(),
+        )
     region = RegionRecording(outer, inside)
     outer.regions.append(region)
     with recording_to(region):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import monarch
 from monarch.compiler.errors import ProgramError
@@ -194,6 +195,51 @@ def test_sizes_that_do_not_divide_cross_the_edge() -> None:
         return a, b, carry, torch.stack(ys)
 
     expect_same("partitioned", function, plain, tensors((5, 7), (7, 3)), ["[@data, @model]", None])
+
+
+@pytest.mark.parametrize("most", [-99.0, 99.0])
+def test_a_layout_within_pads_its_dims_there_alone(most: float) -> None:
+    x, w = torch.randn(5, 7), torch.randn(7, 7)
+    with partitioned_mesh(data=2) as mesh:
+
+        @monarch.program(mesh=mesh)
+        def step(x: "f32[5, 7]", w: "f32[7, 7@data]"):  # type: ignore[no-untyped-def,syntax]
+            made = monarch.cond(x.sum() > most, lambda: monarch.layout(x @ w, "[@data, -]"), lambda: x * 2)
+            last, rows = monarch.scan(lambda h, _: (monarch.layout(h @ w, "[-, @data]"), h), x, torch.zeros(2))
+            return made.exp().sum(0), last, rows
+
+        made = ((x @ w) if x.sum() > most else x * 2).exp().sum(0)
+        for found, expected in zip(step(x, w), (made, x @ w @ w, torch.stack([x, x @ w])), strict=True):
+            torch.testing.assert_close(found.full_tensor(), expected)
+
+
+def test_a_checkpoint_within_reads_what_is_outside_and_none_stands_around_it() -> None:
+    def kept(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        made: torch.Tensor = checkpoint(lambda x: (x @ w).tanh(), x, use_reentrant=False)
+        return made
+
+    def branch(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return monarch.cond(x.sum() > -99, lambda: kept(x, w), lambda: x)
+
+    def loop(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return monarch.scan(lambda h, _: (kept(h, w) + x, None), x, torch.zeros(2))[0]
+
+    def gradients(function: Any, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w = x.requires_grad_(), w.requires_grad_()
+        return torch.autograd.grad(function(x, w).square().sum(), (x, w))
+
+    x, w = torch.randn(4, 4), torch.randn(4, 4)
+    with partitioned_mesh(data=2) as mesh:
+
+        def step(function: Any) -> Any:
+            program = monarch.program(lambda x, w: gradients(function, x, w), mesh=mesh)
+            return program(monarch.distribute(x, mesh, "[@data, -]"), monarch.distribute(w, mesh))
+
+        for function in (branch, loop):
+            for found, expected in zip(step(function), gradients(function, x.clone(), w.clone()), strict=True):
+                torch.testing.assert_close(found.full_tensor(), expected)
+        with pytest.raises(ProgramError, match="a checkpoint computes true_fn of cond again"):
+            step(lambda x, w: checkpoint(branch, x, w, use_reentrant=False))
 
 
 def test_pytorchs_functions_are_these_in_programs() -> None:
