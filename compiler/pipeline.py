@@ -36,7 +36,7 @@ from monarch.compiler.plan.check import check_ops
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.report import peak
 from monarch.compiler.plan.waits import STARTED
-from monarch.compiler.report import build_report
+from monarch.compiler.report import build_report, several_results
 from monarch.compiler.schedule.commit import CommitLast
 from monarch.compiler.schedule.emit import plan_of, template_of
 from monarch.compiler.schedule.join import join_parts
@@ -264,7 +264,7 @@ def compile_graph(
         start = time.perf_counter()
         made = build_report(schedule, plan, cluster)
         plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
-        plan.costs["peak_bytes"] = peak(plan)[0]
+        plan.costs.update(peak_bytes=peak(plan)[0], several=several_results(made))
         seconds["report"] = time.perf_counter() - start
     if wanted("plan"):
         say("plan", f"{graph.name}: the plan\n{plan.graph}")
@@ -294,8 +294,9 @@ def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cl
         if settings.verify and (found := overlapping(plan)) is not None:
             raise GraphError(f"{part.name}: instruction {found[1]} writes over what {found[0]} made, and is still read")
         if context.report:
-            plan = replace(plan, report=build_report(schedule, plan, cluster))
-            plan.costs["peak_bytes"] = peak(plan)[0]
+            report = build_report(schedule, plan, cluster)
+            plan = replace(plan, report=report)
+            plan.costs.update(peak_bytes=peak(plan)[0], several=several_results(report))
         plans[part.name] = plan
         return part
 

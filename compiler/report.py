@@ -14,13 +14,14 @@ from monarch.compiler.cost.cluster import Cluster, cluster_of
 from monarch.compiler.cost.work import node_work
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of, provenance
+from monarch.compiler.names import UnknownOp
 from monarch.compiler.partition.decide import Decided
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import Decision, Report, Value
 from monarch.compiler.schedule.footprint import footprint
 from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.states import StateKey
-from monarch.compiler.text import op_name, parse_graph, print_call
+from monarch.compiler.text import find_op, op_name, parse_graph, print_call
 from monarch.compiler.types import TensorType
 
 FORWARD, BACKWARD, UPDATE = "forward", "backward", "update"
@@ -43,6 +44,19 @@ def build_report(schedule: Schedule, plan: Plan, cluster: Cluster | None = None)
     """The report of a plan and the schedule that it was written from, with estimates for `cluster` (one host of the
     plan's target where none is given). With `report` in their context the passes leave in the graph what they know."""
     return _Builder(schedule, plan, (cluster or cluster_of(plan.target)).shared(plan.mesh.workers)).run()
+
+
+def several_results(report: Report) -> list[str]:
+    """The ops of a report's kernels that have several results: each is a value there."""
+    return [op for op in sorted({each.op for each in report.values if each.kernel >= 0}) if _has_several_results(op)]
+
+
+def _has_several_results(op: str) -> bool:
+    try:
+        schema = getattr(find_op(op), "_schema", None)
+    except UnknownOp:  # a plan's report may name any
+        return False
+    return schema is not None and len(schema.returns) > 1
 
 
 class _Builder:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -14,12 +13,13 @@ from monarch.compiler import pipeline
 from monarch.compiler.cli.compile import compiled
 from monarch.compiler.cli.emitted import text as emitted_text
 from monarch.compiler.cli.load import is_program
-from monarch.compiler.cli.screen import clean, console, line, plain, print_json, size
+from monarch.compiler.cli.screen import console, line, plain, print_json, size
 from monarch.compiler.cli.sections import by as by_group
 from monarch.compiler.cli.sections import comms, kernels, memory, overview
 from monarch.compiler.cli.sections import why as of_value
 from monarch.compiler.cli.sections import worker as of_worker
 from monarch.compiler.cli.sections.dot import text as dot_text
+from monarch.compiler.cli.sections.printing import Sections, Show, print_sections
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.costs import costs_by
 from monarch.compiler.inspect.page import page
@@ -28,8 +28,6 @@ from monarch.compiler.inspect.trace import load_trace
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan
 from monarch.compiler.report import traced_graph
-
-Show = Callable[[Console], None]
 
 SECTIONS = {
     "overview": overview,
@@ -99,7 +97,7 @@ def inspect(
     texts = dict(_texts(read, dot, text, after))
     if emit is not None:
         texts[emit] = emitted_text(read, emit, kernel)
-    sections: dict[str, tuple[Callable[[], Any], Show]] = {}
+    sections: Sections = {}
     for of, each in _each_part(read, why):
         own = dict(_tables(each, by or [], sort or "time"))
         own |= _sections(each, [name for name, on in wanted.items() if on], worker, why)
@@ -115,13 +113,7 @@ def inspect(
         found |= {name: data() for name, (data, _) in sections.items()} | texts
         print_json(found | ({"page": str(html)} if html else {}))
         return
-    out = console()
-    for number, (_, show) in enumerate(sections.values()):
-        if number:
-            out.print()
-        show(out)
-    for content in texts.values():
-        sys.stdout.write(clean(content) + "\n")
+    print_sections(sections, texts)
 
 
 def _part(plan: Plan, name: str, after: str | None) -> Plan:

@@ -55,7 +55,7 @@ def blocks_of(plan: Plan) -> tuple[Block, ...]:
     """The outermost modules in the order in which they compute. Raises MonarchError for a plan without a report."""
     root = _Module("", "")
     values = computed(plan)
-    again = further_results(values)
+    again = further_results(plan, values)
     for number, value in enumerate(values):
         way = _way(root, value.module)
         for module in way:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.inspect.memory import alive
 from monarch.compiler.inspect.values import further_results, line_of, report_of, source_of
-from monarch.compiler.plan import Plan, Value
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
+    from monarch.compiler.plan.report import Value
 
 _REST = {
     "line": "(no line of yours)",
@@ -46,7 +49,7 @@ def costs_by(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
     values = [
         value for value in report_of(plan).values if value.instruction >= 0 and value.op not in ("getitem", "kernel")
     ]
-    again = further_results(values)
+    again = further_results(plan, values)
     rows: dict[str, dict[str, Any]] = {}
     for number, value in enumerate(values):
         row = rows.setdefault(key(value), _row(plan, by, key, value))

@@ -7,10 +7,14 @@ import re
 import sys
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monarch.compiler.inspect.values import kind_of, local_bytes, report_of
-from monarch.compiler.plan import Plan, Value
 from monarch.compiler.plan.report import PHASES, peak
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
+    from monarch.compiler.plan.report import Value
 
 KINDS = ("weights", "optimizer state", "gradients", "inputs", "constants", *PHASES)
 """What a buffer holds: inputs and states by what they are, values by the phase that makes them."""

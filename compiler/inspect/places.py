@@ -6,13 +6,16 @@ import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.inspect.values import further_results, line_of, report_of, source_of, types_text
 from monarch.compiler.inspect.why import Explanation, explain, label_of, named
-from monarch.compiler.plan.plan import Plan
-from monarch.compiler.plan.report import Value
 from monarch.compiler.sizes import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
+    from monarch.compiler.plan.report import Value
 
 _SHOWN = 12
 """So many collectives (or, where there are none, values) of a place the text shows, the dearest first."""
@@ -91,7 +94,7 @@ def explain_any(plan: Plan, what: str) -> Explanation | Place:
     ]
     if not values:
         raise MonarchError(f"plan '{plan.name}' has no value, line or module {wanted[:80]!r}", hint=_near(plan, wanted))
-    again = further_results(values)
+    again = further_results(plan, values)
     met = sorted((value for value in values if value.mesh_dims), key=lambda value: (-value.seconds, -value.sent))
     source = source_of(plan, values[0])
     code = "" if source is None or not re.search(r":\d+$", wanted) else line_of(plan, _asked(source, wanted))

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import MonarchError, Source
-from monarch.compiler.names import UnknownOp
-from monarch.compiler.plan import MeshSpec, Plan, Report, TensorType, Value
+from monarch.compiler.loading import load
 from monarch.compiler.states import StateKey
-from monarch.compiler.text import find_op
+
+if TYPE_CHECKING:
+    from monarch.compiler.layout import MeshSpec
+    from monarch.compiler.plan.plan import Plan
+    from monarch.compiler.plan.report import Report, Value
+    from monarch.compiler.types import TensorType
 
 UPDATES = ("optimizer state", "gradients")
 
@@ -34,33 +39,25 @@ def computed(plan: Plan) -> list[Value]:
 def ops_of(plan: Plan) -> list[Value]:
     """One value for each op that is computed: of one with several results, taken out of a kernel, the first."""
     values = computed(plan)
-    again = further_results(values)
+    again = further_results(plan, values)
     return [value for number, value in enumerate(values) if number not in again]
 
 
-def further_results(values: Sequence[Value]) -> set[int]:
+def further_results(plan: Plan, values: Sequence[Value]) -> set[int]:
     """Which of these are a second or later result of an op in a kernel, which gives each as a value of its own."""
-    several: dict[str, bool] = {}
+    several = plan.costs.get("several")
+    if type(several) is not list:  # `costs` is free JSON
+        several = load("monarch.compiler.report:several_results")(report_of(plan))
     seen: set[tuple[object, ...]] = set()
     found = set()
     for number, value in enumerate(values):
         if value.kernel < 0:
             continue
-        if value.op not in several:
-            several[value.op] = _has_several_results(value.op)
         key = value.kernel, value.op, value.module, value.source, value.phase
-        if several[value.op] and key in seen:
+        if value.op in several and key in seen:
             found.add(number)
         seen.add(key)
     return found
-
-
-def _has_several_results(op: str) -> bool:
-    try:
-        schema = getattr(find_op(op), "_schema", None)
-    except UnknownOp:  # a plan's report may name any
-        return False
-    return schema is not None and len(schema.returns) > 1
 
 
 def collectives_of(plan: Plan) -> list[Value]:

@@ -8,12 +8,14 @@ import re
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.inspect.values import call_of, kernel_of
-from monarch.compiler.partition.decide import LAYOUT_LINE
-from monarch.compiler.plan.plan import Plan
-from monarch.compiler.plan.report import Decision, Report, Value
+from monarch.compiler.plan.report import LAYOUT_LINE, Decision, Report, Value
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
 
 ROOTS = 3
 """How many things that the user said a chain leads back to at most: the nearest ones."""

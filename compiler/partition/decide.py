@@ -13,14 +13,10 @@ from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.partition.choose import Choice
 from monarch.compiler.partition.options import Alternative, Options
 from monarch.compiler.partition.varying import begins, ends
+from monarch.compiler.plan.report import FOUND_LINE, LAYOUT_LINE
 from monarch.compiler.plan.report import Alternative as Reported
 from monarch.compiler.rules import PARTIAL, Strategy
 from monarch.compiler.types import Layout, Placement, TensorType
-
-LAYOUT_LINE = "layout() at "
-"""How a reason names a line of the user's: the line's place follows."""
-FOUND_LINE = "the layouts found "
-"""How a reason names layouts that a search has found: what they say follows."""
 
 
 @dataclass(frozen=True)

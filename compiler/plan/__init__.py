@@ -1,29 +1,37 @@
 """Plans as data: everything that a worker needs to run a program, their files, and what checks them.
 
 Of the compiler the runtime imports this package, and little else; so what it needs of types and errors is here too.
+Names are imported when they are first asked for: what only reads a file's report (`look`) does without torch.
 """
 
-from monarch.compiler.errors import (
-    AnomalyError,
-    DeviceIndexError,
-    DeviceMeshError,
-    LayoutError,
-    LostError,
-    MonarchError,
-    PlanError,
-    ReplicaError,
-    Source,
-    check_kind,
-)
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from monarch.compiler.loading import load
-from monarch.compiler.ops import OPS
-from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
-from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec, set_files
-from monarch.compiler.plan.report import Alternative, Decision, Report, Value
-from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
-from monarch.compiler.plan.transfers import Route, Transfer, routes
-from monarch.compiler.sizes import format_bytes
-from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
+from monarch.compiler.plan.files import set_files
+
+if TYPE_CHECKING:
+    from monarch.compiler.errors import (
+        AnomalyError,
+        DeviceIndexError,
+        DeviceMeshError,
+        LayoutError,
+        LostError,
+        MonarchError,
+        PlanError,
+        ReplicaError,
+        Source,
+        check_kind,
+    )
+    from monarch.compiler.ops import OPS
+    from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
+    from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec
+    from monarch.compiler.plan.report import Alternative, Decision, Report, Value
+    from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
+    from monarch.compiler.plan.transfers import Route, Transfer, routes
+    from monarch.compiler.sizes import format_bytes
+    from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
 
 __all__ = [
     "Alternative",
@@ -69,5 +77,27 @@ __all__ = [
     "routes",
     "check_kind",
 ]
+
+_MODULES = {
+    "monarch.compiler.errors": "AnomalyError DeviceIndexError DeviceMeshError LayoutError LostError "
+    "MonarchError PlanError ReplicaError Source check_kind",
+    "monarch.compiler.ops": "OPS",
+    "monarch.compiler.plan.options": "BACKENDS TARGETS CompileOptions check_backend check_target",
+    "monarch.compiler.plan.plan": "Instruction Part Plan Region Slot ValueSpec",
+    "monarch.compiler.plan.report": "Alternative Decision Report Value",
+    "monarch.compiler.plan.trace": "Command Handled Span Step Trace TracedPlan",
+    "monarch.compiler.plan.transfers": "Route Transfer routes",
+    "monarch.compiler.sizes": "format_bytes",
+    "monarch.compiler.types": "DTYPE_NAMES DTYPES REDUCTIONS Layout MeshSpec TensorType",
+}
+_WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(load(_WHERE[name]), name)
+    return found
+
 
 set_files(lambda: load("monarch.compiler.plan.file"))

@@ -23,6 +23,17 @@ from typing import Any, NoReturn
 
 from monarch.compiler.errors import PlanError
 
+PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS, BINARIES, CODE = MEMBERS = (
+    "program.jsonl",
+    "graph.txt",
+    "traced.txt",
+    "report.json",
+    "constants.safetensors",
+    "binaries.json",
+    "binaries.bin",
+)
+"""What a plan's file holds (see `file`)."""
+
 MAGIC = b"\x93MPLAN\r\n"
 VERSION = 7
 _HEADER = struct.Struct("<8sIQ32s")

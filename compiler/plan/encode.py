@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 
 from monarch.compiler.errors import LayoutError, MonarchError, PlanError, Source
 from monarch.compiler.mesh import MeshShapeError, NDSlice, Shape
 from monarch.compiler.names import CONSTANT_NAMES, CONSTANTS
+from monarch.compiler.plan.checks import Checks, short
 from monarch.compiler.plan.options import ANOMALIES, BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
 from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.transfers import Transfer
-from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
+from monarch.compiler.types import DTYPE_NAMES, DTYPES, MeshSpec, TensorType
 
 MAX_DEPTH = 32
 """Of lists among an instruction's arguments."""
-
-UNTRUSTED = "plan.save() does not write this: do not use the file, and compile the program again."
 
 
 # -- to JSON ---------------------------------------------------------------------------------------------------------
@@ -154,40 +153,8 @@ _FLOATS = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 # -- from JSON -------------------------------------------------------------------------------------------------------
 
 
-class Decoder:
+class Decoder(Checks):
     """Reads what `encode_head` and `encode_instruction` gave. Raises PlanError with the file's name and the part."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def fail(self, message: str) -> NoReturn:
-        raise PlanError(f"{self.name} is not a plan that can be run: {message}", hint=UNTRUSTED)
-
-    def integer(self, value: Any, what: str, low: int = 0, high: int = 2**63) -> int:
-        """An int with low <= it < high."""
-        if type(value) is not int or not low <= value < high:
-            self.fail(f"{what} is {short(value)}, not a whole number from {low} to {high - 1}")
-        return value
-
-    def string(self, value: Any, what: str) -> str:
-        if type(value) is not str:
-            self.fail(f"{what} is {short(value)}, not a string")
-        return value
-
-    def items(self, value: Any, what: str, length: int | None = None) -> list[Any]:
-        if type(value) is not list or (length is not None and len(value) != length):
-            count = "" if length is None else f" of {length}"
-            self.fail(f"{what} is {short(value)}, not a list{count}")
-        return value
-
-    def mapping(self, value: Any, what: str, keys: Sequence[str] | None = None) -> dict[str, Any]:
-        if type(value) is not dict or (keys is not None and set(value) != set(keys)):
-            named = "" if keys is None else f" with the keys {', '.join(keys)}"
-            self.fail(f"{what} is {short(value)}, not an object{named}")
-        return value
-
-    def strings(self, value: Any, what: str) -> tuple[str, ...]:
-        return tuple(self.string(entry, what) for entry in self.items(value, what))
 
     def target(self, value: Any) -> str:
         if value not in TARGETS if isinstance(value, str) else True:
@@ -234,32 +201,8 @@ class Decoder:
             **given,
         )
 
-    def mesh(self, value: Any) -> MeshSpec:
-        dims = []
-        for entry in self.items(value, "the mesh"):
-            name, size = self.items(entry, "a mesh dim", 2)
-            dims.append((self.string(name, "a mesh dim's name"), self.integer(size, "a mesh dim's size", 1, 2**31)))
-        try:
-            return MeshSpec(tuple(dims))
-        except LayoutError as error:
-            self.fail(error.message)
-
     def type(self, value: Any, mesh: MeshSpec, what: str) -> TensorType:
-        dtype, shape, shards, partial, varying = self.items(value, f"the type of {what}", 5)
-        if not isinstance(dtype, str) or dtype not in DTYPES:
-            self.fail(f"the dtype of {what} is {short(dtype)}")
-        sizes = tuple(self.integer(size, f"a size of {what}") for size in self.items(shape, f"the shape of {what}"))
-        layout = Layout(
-            tuple(
-                self.strings(names, f"the layout of {what}") for names in self.items(shards, f"the layout of {what}")
-            ),
-            tuple(
-                (pair[0], pair[1])
-                for entry in self.items(partial, f"the layout of {what}")
-                if (pair := self.strings(self.items(entry, f"the layout of {what}", 2), f"the layout of {what}"))
-            ),
-            self.strings(varying, f"the layout of {what}"),
-        )
+        dtype, sizes, layout = self.parts_of_type(value, what)
         type_ = TensorType(DTYPES[dtype], sizes, layout)
         try:
             type_.check(mesh, what)
@@ -295,18 +238,6 @@ class Decoder:
             type_, slot = self.type(type_, mesh, what), self.integer(slot, f"the slot of {what}", 0, slots)
             specs.append(ValueSpec(kind, label, type_, slot, part))
         return tuple(specs)
-
-    def sources(self, value: Any) -> tuple[Source, ...]:
-        return tuple(self.source(entry) for entry in self.items(value, "the list of source lines"))
-
-    def source(self, value: Any, inner: bool = True) -> Source:
-        """A source line; an `inner` one may have been called from another."""
-        file, *numbers, caller = self.items(value, "a source line", 5)
-        line, column, end = (self.integer(number, "a source line's number") for number in numbers)
-        if caller is not None and not inner:
-            self.fail("a source line has more than one caller")
-        outer = None if caller is None else self.source(caller, inner=False)
-        return Source(self.string(file, "a source line's file"), line, column, end, outer)
 
     def place(self, value: Any, what: str) -> Shape:
         """Which workers a part has."""
@@ -400,14 +331,3 @@ class Decoder:
                 except (RuntimeError, UnicodeError):
                     self.fail(f"{short(value)} is no device")
         self.fail(f"an argument is {short({tag: value})}, which no instruction takes")
-
-
-def short(value: Any) -> str:
-    """A value from a file for an error message: one line of some 60 characters."""
-    kind = type(value)
-    if kind is list or kind is dict:
-        return f"a {'list' if kind is list else 'JSON object'} of {len(value)}"
-    if kind is int and abs(value) >= 10**20:
-        return "a number of more than 20 digits"
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

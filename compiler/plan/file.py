@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import stat
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -35,24 +34,31 @@ from safetensors.torch import save as save_tensors
 from monarch.compiler.errors import PlanError
 from monarch.compiler.plan.binaries import decode_binaries, encode_binaries
 from monarch.compiler.plan.check import check_plan
-from monarch.compiler.plan.container import AGAIN, dump_json, load_json, seal, unseal
+from monarch.compiler.plan.container import (
+    AGAIN,
+    BINARIES,
+    CODE,
+    CONSTANTS,
+    GRAPH,
+    MEMBERS,
+    PROGRAM,
+    REPORT,
+    TRACED,
+    dump_json,
+    load_json,
+    seal,
+    unseal,
+)
+from monarch.compiler.plan.decode_report import decode_report
 from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction, encode_options
-from monarch.compiler.plan.encode_report import decode_report, encode_report
+from monarch.compiler.plan.encode_report import encode_report
+from monarch.compiler.plan.look import read_file
 from monarch.compiler.plan.plan import Part, Plan
 from monarch.compiler.plan.report import Report
 from monarch.compiler.types import DTYPE_NAMES
 
 T = TypeVar("T")
 
-PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS, BINARIES, CODE = MEMBERS = (
-    "program.jsonl",
-    "graph.txt",
-    "traced.txt",
-    "report.json",
-    "constants.safetensors",
-    "binaries.json",
-    "binaries.bin",
-)
 INPUT_KINDS = ("input", "state", "scalar", "seed")
 OUTPUT_KINDS = ("return", "state")
 
@@ -82,14 +88,7 @@ def load_plan(path: str | os.PathLike[str], *, report: bool = True) -> Plan:
     """Read a `.mplan` file; without its report, which takes as long as all else, where nobody looks at it. Raises
     PlanError where it is truncated, edited, of another version, or no plan."""
     source = Path(path)
-    try:
-        with open(source, "rb", opener=_open_at_once) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise PlanError(f"{source} is not a regular file", hint="give a file that plan.save() wrote.")
-            data = file.read()
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise PlanError(f"cannot read {source}: {reason}", hint="give a file that plan.save() wrote.") from None
+    data = read_file(source)
     return plan_from_bytes(data, name=source.name, report=report)
 
 
@@ -127,12 +126,12 @@ def plan_from_bytes(data: bytes, name: str = "the plan", *, report: bool = True)
     program = _load_program(members[PROGRAM], decoder)
     seen = load_json(members[REPORT], f"{REPORT} of {name}") if report else None
     plan = _decode(head, program, constants, decoder, rest)
-    graph = _load_text(GRAPH, members, decoder)
+    graph = decoder.text(members[GRAPH], GRAPH)
     costs = decoder.costs(manifest["costs"])
     plan = replace(
         plan,
         graph=graph,
-        traced=_load_text(TRACED, members, decoder),
+        traced=decoder.text(members[TRACED], TRACED),
         report=None if seen is None or plan.parts else _decode_report(seen, plan, decoder),
         parts=_with_reports(_with_costs(plan.parts, costs), graph, seen, decoder),
         binaries=decode_binaries(members[BINARIES], members[CODE], decoder),
@@ -321,11 +320,6 @@ def hash_of(plan: Plan) -> str:
     return _hash(*_parts(plan), encode_binaries(plan.binaries))
 
 
-def _open_at_once(path: str, flags: int) -> int:
-    """A named pipe would otherwise be waited for."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
 def _parts(plan: Plan) -> tuple[dict[str, Any], bytes, bytes]:
     program = "\n".join(dump_json(encode_instruction(instruction)) for instruction in plan.instructions)
     return encode_head(plan), program.encode("ascii"), _save_constants(plan)
@@ -342,13 +336,6 @@ def _load_program(data: bytes, decoder: Decoder) -> list[Any]:
     # One array of all lines is read several times faster than line after line.
     lines = data.replace(b"\n", b",\n")
     return decoder.items(load_json(b"[" + lines + b"]", f"{PROGRAM} of {decoder.name}"), PROGRAM)
-
-
-def _load_text(member: str, members: dict[str, bytes], decoder: Decoder) -> str:
-    try:
-        return members[member].decode()
-    except UnicodeDecodeError:
-        decoder.fail(f"its {member} is not text in UTF-8")
 
 
 def _save_constants(plan: Plan) -> bytes:

@@ -6,14 +6,15 @@ is as long for 4,096 workers as for two.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from monarch.compiler.errors import Source
 from monarch.compiler.mesh import Shape
+from monarch.compiler.plan.files import files
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.report import Report
 from monarch.compiler.plan.transfers import Route, Transfer, routes
@@ -200,27 +201,11 @@ class Plan:
 
     def save(self, path: str) -> None:
         """Write this plan as one `.mplan` file."""
-        _files().save_plan(self, path)
+        files().save_plan(self, path)
 
     @staticmethod
     def load(path: str, *, report: bool = True) -> Plan:
         """Read a `.mplan` file; without its report, which only looking needs, in half the time. Raises PlanError where
         it is truncated, edited, of another version, or no plan at all."""
-        return _files().load_plan(path, report=report)
-
-
-class Files(Protocol):
-    """What writes plans as files, and reads them: the module `file`, which stands above this one, and is loaded when it
-    is first asked for."""
-
-    def save_plan(self, plan: Plan, path: str) -> None: ...
-    def load_plan(self, path: str, *, report: bool = True) -> Plan: ...
-
-
-_files: Callable[[], Files]  # the package sets it, before anything can have a plan
-
-
-def set_files(files: Callable[[], Files]) -> None:
-    """Say what writes and reads plans."""
-    global _files
-    _files = files
+        plan: Plan = files().load_plan(path, report=report)
+        return plan

@@ -12,12 +12,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.types import TensorType
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.plan import Plan
+    from monarch.compiler.types import TensorType
 
 PHASES = ("forward", "backward", "update")
+
+LAYOUT_LINE = "layout() at "
+"""How a decision's reason names a line of the user's: the line's place follows."""
+FOUND_LINE = "the layouts found "
+"""How it names layouts that a search has found: what they say follows."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction, short
+from monarch.compiler.plan.checks import short
+from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction
 from monarch.compiler.plan.file import plan_of_json
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.schedule.arena import Span, pack

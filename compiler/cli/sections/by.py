@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.text import Text
 
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, plain, size, table
 from monarch.compiler.inspect.costs import COSTS, costs_by
-from monarch.compiler.plan import Plan
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
 
 _SHOWN = 30
 _WITHIN = 8

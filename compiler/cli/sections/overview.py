@@ -94,7 +94,7 @@ def _phases(plan: Plan) -> dict[str, dict[str, float]]:
     for phase in PHASES:
         if values := [value for value in computed(plan) if value.phase == phase]:
             found[phase] = {
-                "ops": len(values) - len(further_results(values)),
+                "ops": len(values) - len(further_results(plan, values)),
                 "collectives": sum(1 for value in values if value.mesh_dims),
                 "flops": sum(value.flops for value in values),
                 "sent": sum(value.sent for value in values),

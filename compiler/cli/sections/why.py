@@ -4,13 +4,15 @@ line or of a module."""
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from monarch.compiler.cli.screen import line, plain
 from monarch.compiler.inspect.places import explain_any
-from monarch.compiler.plan import Plan
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.plan import Plan
 
 
 def data(plan: Plan, name: str) -> dict[str, Any]:

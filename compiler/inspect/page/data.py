@@ -57,7 +57,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     decisions: _Table[Decision] = _Table()
     dims = {name: at for at, name in enumerate(plan.mesh.names)}
     values = report.values
-    again = further_results(values)
+    again = further_results(plan, values)
     columns = {
         "name": [value.name for value in values],
         "op": [texts(value.op) for value in values],
