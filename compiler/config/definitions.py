@@ -103,7 +103,8 @@ class Settings(SettingsBase):
         Duration("100ms", "365d"),
         300.0,
         "After how long an unanswered call of an actor is reported, once, with the stacks of those that have not"
-        " answered. `monarch.actor.report_slow_calls` sets it for the calls of one process.",
+        " answered, and a `__supervise__` that takes as long. `monarch.actor.report_slow_calls` sets it for the calls"
+        " of one process.",
     )
     deadlock_check = Setting(
         Duration("100ms", "365d"),
