@@ -6,6 +6,7 @@ import os
 import runpy
 import socket
 import sys
+from typing import Literal
 
 from monarch.runtime.actors.actor import Actor
 from monarch.runtime.actors.endpoint import endpoint
@@ -13,6 +14,9 @@ from monarch.runtime.actors.meshes import ProcMesh
 from monarch.runtime.actors.messages.address import host_of, port_of
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.current import current_rank
+
+Family = Literal["IPv4", "IPv6"]
+_FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6, "Default": socket.AF_UNSPEC}
 
 
 class SPMDActor(Actor):
@@ -32,19 +36,23 @@ class SPMDActor(Actor):
         self.local_rank = place.rank % self.local_world_size
 
     @endpoint
-    def get_host_port(self) -> tuple[str, int]:
-        """The name or address of this host, and a port that nobody uses now, for the processes to meet at."""
+    def get_host_port(self, use_ipaddr: Family | None = None) -> tuple[str, int]:
+        """The name or address of this host, and a port that nobody uses now, for the processes to meet at. With
+        "IPv4" or "IPv6" it is an address of that kind. Raises ValueError where the host's name has none."""
         with socket.create_server(("", 0)) as server:
             port = server.getsockname()[1]
         here = current.process().address
-        if host_of(here):
-            return port_of(here)[0], port
-        name = socket.gethostname()
+        name = port_of(here)[0] if host_of(here) else socket.gethostname()
+        kind: str | None = getattr(use_ipaddr, "name", use_ipaddr)  # theirs is a member of an Enum
+        if kind is not None and kind not in _FAMILIES:
+            raise ValueError(f"use_ipaddr={use_ipaddr!r}: it is 'IPv4' or 'IPv6', or None for the host's name")
         try:
-            socket.getaddrinfo(name, port)
-        except socket.gaierror:  # a host that does not know its own name
-            name = "127.0.0.1"
-        return name, port
+            found = socket.getaddrinfo(name, port, _FAMILIES[kind or "Default"], socket.SOCK_STREAM)
+        except socket.gaierror as error:
+            if kind is not None:
+                raise ValueError(f"use_ipaddr={kind!r}: {name} has no such address ({error.strerror})") from None
+            return name if host_of(here) else "127.0.0.1", port  # a host that does not know its own name
+        return name if kind is None else str(found[0][4][0]), port
 
     @endpoint
     def setup_env(self, master_addr: str, master_port: int) -> None:
@@ -91,23 +99,32 @@ class SPMDActor(Actor):
         )
 
 
-def setup_torch_elastic_env(procs: ProcMesh, master_addr: str | None = None, master_port: int | None = None) -> None:
+def setup_torch_elastic_env(
+    procs: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: Family | None = None,
+) -> None:
     """Give the processes of a mesh the environment that torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …
 
-    Where no address and port are given, the processes meet at the first one's host, at a port that is free there.
+    Where no address and port are given, the processes meet at the first one's host, at a port that is free there: by
+    its name, or by an address of the kind `use_ipaddr`, "IPv4" or "IPv6".
     """
     if (master_addr is None) != (master_port is None):
         raise ValueError(f"master_addr={master_addr!r}, master_port={master_port!r}: give both, or neither")
     actors = procs.spawn("spmd", SPMDActor)
     if master_addr is None or master_port is None:
         first = dict.fromkeys(procs.extent.labels, 0)
-        master_addr, master_port = actors.slice(**first).get_host_port.call_one().get()
+        master_addr, master_port = actors.slice(**first).get_host_port.call_one(use_ipaddr).get()
     actors.setup_env.call(master_addr, master_port).get()
     actors.stop("the environment is set").get()
 
 
 async def setup_torch_elastic_env_async(
-    procs: ProcMesh, master_addr: str | None = None, master_port: int | None = None
+    procs: ProcMesh,
+    master_addr: str | None = None,
+    master_port: int | None = None,
+    use_ipaddr: Family | None = None,
 ) -> None:
     """The same, in a coroutine."""
     if (master_addr is None) != (master_port is None):
@@ -115,6 +132,6 @@ async def setup_torch_elastic_env_async(
     actors = procs.spawn("spmd", SPMDActor)
     if master_addr is None or master_port is None:
         first = dict.fromkeys(procs.extent.labels, 0)
-        master_addr, master_port = await actors.slice(**first).get_host_port.call_one()
+        master_addr, master_port = await actors.slice(**first).get_host_port.call_one(use_ipaddr)
     await actors.setup_env.call(master_addr, master_port)
     await actors.stop("the environment is set")

@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import subprocess
+from enum import Enum, auto
 from logging.handlers import QueueHandler
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import torch
 
 import monarch
 from monarch import builtins
-from monarch.actor import Actor, ActorError, Channel, current_rank, endpoint, send, this_host
+from monarch.actor import Actor, ActorError, Channel, current_rank, endpoint, send, this_host, this_proc
 from monarch.spmd import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from tests.runtime.actors.conftest import WAIT
 
@@ -35,6 +36,12 @@ async def later(n: int) -> int:
 @monarch.remote
 def fail() -> None:
     raise KeyError("as told")
+
+
+class AddrType(Enum):
+    """As PyTorch Monarch has it."""
+
+    IPv4 = auto()
 
 
 def interrupted() -> int:
@@ -162,6 +169,17 @@ def test_a_script_for_torchrun(tmp_path: Path) -> None:
         actors.main.call(address, port, [str(tmp_path / "train.py"), out, "4"]).get(WAIT)
     with pytest.raises(ActorError, match="no script or module"):
         actors.main.call(address, port, []).get(WAIT)
+
+
+def test_processes_meet_by_an_address_of_a_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "127.0.0.1")
+    first = this_proc().spawn("spmd", SPMDActor)
+    for kind in (None, "IPv4", AddrType.IPv4):
+        assert first.get_host_port.call_one(kind).get(WAIT)[0] == "127.0.0.1"
+    with pytest.raises(ActorError, match="use_ipaddr='IPv6': 127.0.0.1 has no such address"):
+        first.get_host_port.call_one("IPv6").get(WAIT)
+    with pytest.raises(ActorError, match="use_ipaddr='IPv5': it is 'IPv4' or 'IPv6'"):
+        first.get_host_port.call_one("IPv5").get(WAIT)
 
 
 def test_a_module_for_torchrun(tmp_path: Path) -> None:
