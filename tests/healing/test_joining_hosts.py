@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import random
+import signal
+import threading
 from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import torch
 
 import monarch
 from monarch.distributed import Mesh
-from monarch.exceptions import MonarchError
+from monarch.exceptions import DeviceMeshError, MonarchError
 from tests.healing.test_lost_hosts import BATCHES, STEPS, Training, mesh_on
 from tests.runtime.actors.agents import TOKEN, hosts_here
 from tests.runtime.collectives.loopback import LoopbackTree
+from tests.sample import is_full
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -131,3 +140,64 @@ def test_hosts_that_run_monarch_host_join(tmp_path: Path) -> None:
             assert (x * 2).full_tensor().tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     with pytest.raises(MonarchError, match="takes no hosts"):
         monarch.this_host().join("127.0.0.1:1")
+
+
+class Fates:
+    """What happens to a mesh on hosts, as a seed says: hosts join, are lost and refuse, workers die at any time, and
+    the mesh gets other sizes. Its first worker and the two first hosts stay."""
+
+    def __init__(self, seed: int, mesh: Mesh, tree: LoopbackTree) -> None:
+        self.chance, self.mesh, self.tree = random.Random(seed), mesh, tree
+        self.timers: list[threading.Timer] = []
+
+    def act(self) -> None:
+        self.chance.choice([self.resize, self.resize, self.kill, self.join, self.join, self.lose])()
+
+    def resize(self) -> None:
+        monarch.resize_mesh(self.mesh, data=self.chance.randint(2, 4))
+
+    def kill(self) -> None:
+        """Soon: within whatever is done then."""
+        executor: Any = self.mesh.executor
+        for pid in executor.worker_pids()[1:][: self.chance.randint(1, 2)]:
+            self.timers.append(threading.Timer(self.chance.random() / 10, _kill, (pid,)))
+            self.timers[-1].start()
+
+    def join(self) -> None:
+        if len(self.tree.hosts) < 4:
+            if self.chance.random() < 0.2:
+                self.tree.refuses[len(self.tree.hosts)] = "its disk is full"
+            self.tree.join(f"late{len(self.tree.hosts)}:4242")
+
+    def lose(self) -> None:
+        if late := [host for host in range(2, len(self.tree.hosts)) if host not in self.tree.lost]:
+            self.tree.lose(self.chance.choice(late), "cut")
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("seed", range(20 if is_full() else 1))
+def test_hosts_join_and_are_lost_among_deaths_and_resizes(seed: int, expected: list[torch.Tensor]) -> None:
+    with mesh_on(2, 0, room=2, data=4) as (mesh, tree):
+        training, fates = Training(mesh), Fates(seed, mesh, tree)
+
+        def done(act: Callable[[], T]) -> T:
+            for _ in range(50):
+                try:
+                    return act()
+                except DeviceMeshError as error:
+                    assert error.mesh_lost
+                    monarch.heal_mesh(mesh, "shrink")
+            raise AssertionError("no progress")
+
+        found: list[torch.Tensor] = []
+        while len(found) < STEPS:
+            for _ in range(fates.chance.randrange(4)):
+                done(fates.act)
+            found.append(done(lambda: training.step(BATCHES[len(found)]).full_tensor()))
+        for timer in fates.timers:
+            timer.join()
+        close(found + done(lambda: [each.detach().full_tensor() for each in training.model.parameters()]), expected)
