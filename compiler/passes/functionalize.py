@@ -186,6 +186,8 @@ class Functionalizer(Emitter):
             kwargs = tuple(entry for entry in kwargs if entry[0] not in written)
         several = targets if len(targets) > 1 else op.out if not targets else targets[0]
         types = _types(several)
+        if written and isinstance(types, TensorType):
+            types = replace(types, dtype=_computed_in(func, args, kwargs, types.dtype))
         if _has_expr(args) or _has_expr(kwargs):
             first = next(value for value in _leaves((args, kwargs)) if isinstance(value, Value))
             func, decoded, keywords = with_tensors(self, func, args, dict(kwargs), types, first)
@@ -193,7 +195,7 @@ class Functionalizer(Emitter):
         else:
             node = self.call(func, *(self.decode(a) for a in args), type=types, **self.decode_kwargs(kwargs))
         if isinstance(several, Value):
-            self._made(several, node, written=bool(targets))
+            self._made(several, self.cast(node, several.dtype) if written else node, written=bool(targets))
             return
         for index, out in enumerate(several or ()):
             if out is not None:
@@ -232,6 +234,24 @@ def _types(values: Any) -> Types:
     if isinstance(values, Value):
         return values.type
     return tuple(None if value is None else value.type for value in values or ())
+
+
+def _computed_in(func: Any, args: Any, kwargs: Any, written: torch.dtype) -> torch.dtype:
+    """The dtype in which a call computes that writes to an operand of dtype `written`: `half.add_(single)` adds in that
+    of `single`, and what it writes is cast."""
+
+    def alike(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return [alike(each) for each in value]
+        if isinstance(value, Value):
+            return torch.empty((1,) * len(value.shape), dtype=value.dtype, device="meta")
+        return 1.0 if isinstance(value, Expr) else value.value if isinstance(value, Number) else value
+
+    values = [value for value in _leaves((args, kwargs)) if isinstance(value, Value)]
+    if torch.Tag.pointwise not in func.tags or all(value.dtype == written for value in values):
+        return written
+    made: Any = func(*(alike(value) for value in args), **{name: alike(value) for name, value in kwargs})
+    return made.dtype if isinstance(made, torch.Tensor) else written
 
 
 def _leaves(tree: Any) -> Iterable[Any]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import torch
 
 from monarch.language import Mesh
 from tests.language.alike import assert_alike
@@ -59,7 +60,27 @@ def fields_of_a_class(w: Any) -> Any:
     return step, change
 
 
-CASES: list[Callable[..., Any]] = [metadata_of_fields, fields_of_a_class]
+def changes_in_place_of_another_dtype(w: Any) -> Any:
+    """PyTorch computes in the promoted dtype, and casts what it writes."""
+    held = {dtype: w["make"](torch.ones(4, dtype=dtype)) for dtype in (torch.float16, torch.bfloat16, torch.float32)}
+
+    def step(x: Any) -> Any:
+        other = x.sum(0)
+        for each in held.values():
+            each.add_(other, alpha=0.5).mul_(other.double())
+            each[1:].sub_(other[1:]).clamp_(min=-other[1:].abs())
+            each.addcmul_(other, other.bfloat16())
+        return list(held.values())
+
+    def change(call: int) -> None:
+        if call == 2:
+            held[torch.float32] = held[torch.float32].half()
+
+    step.held = held  # type: ignore[attr-defined]
+    return step, change
+
+
+CASES: list[Callable[..., Any]] = [metadata_of_fields, fields_of_a_class, changes_in_place_of_another_dtype]
 
 
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
