@@ -64,10 +64,11 @@ def serve(forked: Forked, fresh: bool = False) -> NoReturn:
         sys.path[:] = group.path
         if not host_of(group.owner[0]):
             for name in os.environ.keys() - dict(group.environ).keys():  # of when the warm parent started
-                del os.environ[name]
+                os.environ.pop(name)
     if not fresh:
+        there = dict(os.environ)
         # What is so already stays: to write all anew copies pages that are shared with the parent.
-        os.environ.update((name, value) for name, value in group.environ if os.environ.get(name) != value)
+        os.environ.update((name, value) for name, value in group.environ if there.get(name) != value)
         try:
             bind(group.binding_of(rank))  # before there are threads
             if command := group.command_of(rank):
