@@ -21,8 +21,18 @@ import monarch.actor
 
 pytest_plugins = ["tests.retry", "tests.sample", "tests.slowest"]
 
+SHOWN = (
+    "CLICOLOR CLICOLOR_FORCE COLORTERM COLUMNS FORCE_COLOR GITHUB_ACTIONS LINES NO_COLOR PAGER PS1 PY_COLORS SHELL "
+    "TERM TERMINAL_WIDTH TTY_COMPATIBLE TTY_INTERACTIVE"
+).split()
+"""How what is printed looks, and which shell a terminal has."""
+SENT = "ALL_PROXY FTP_PROXY HTTP_PROXY HTTPS_PROXY NO_PROXY".split()
+"""Where connections go, those within this machine too."""
+for name in list(os.environ):  # what whoever runs the tests asks of programs
+    if name.startswith("MONARCH_") or name in SHOWN or name.upper() in SENT:
+        del os.environ[name]
 os.environ["MONARCH_VERIFY"] = "1"
-os.environ["MONARCH_CONFIG"] = os.devnull  # not the settings of whoever runs the tests
+os.environ["MONARCH_CONFIG"] = os.devnull  # nor the settings in files
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
 
 settings.register_profile(

@@ -129,7 +129,7 @@ def test_workers_actors_and_their_failures_are_seen(watch: Watch, monkeypatch: p
 
     seen: dict[str, Any] = watch.snapshot()
     # Who has answered may not have noted yet that it is done, nor the mesh which processes its workers are.
-    while any(actor["running"] for each in seen["processes"] for actor in each["actors"]) or not _memory(seen):
+    while any(actor["running"] for each in seen["processes"] for actor in each["actors"]) or len(_memory(seen)) < 2:
         seen = watch.snapshot()
     (shown,) = used(seen)
     assert (shown["program"], shown["steps"], shown["running"], shown["queue"]) == ("total", 1, True, 0)
