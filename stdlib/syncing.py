@@ -59,7 +59,8 @@ def sync(source: State, target: State, *, version: int | None = None) -> int:
         print(monarch.version(generator))
 
     Both are modules, or mappings from names to tensors, on two parts of one mesh that share no workers, each in its own
-    layouts and dtypes: workers of the source send those of the target what these need, each byte once, in the narrower
+    layouts and dtypes; a side that is a pipeline's model (`pipe.model`) is on several such parts. Workers of the source
+    send those of the target what these need, each byte once, in the narrower
     dtype of the two. The call returns at once. Programs on the target that are called behind it see all of the new
     state, those before it all of the old; the source's state is that of its last call before. The source goes on while
     the target is busy, until it is to send the same target a next version. Both sides add up the bits of each tensor,
@@ -96,18 +97,20 @@ def version(target: State) -> int:
 def _program(pairs: list[Pair], version: DistributedTensor) -> Callable[[torch.Tensor], None]:
     @torch.no_grad()
     def sync(number: torch.Tensor) -> None:
-        sent, arrived = [], []
+        sums: dict[Any, tuple[list[Any], list[Any]]] = {}
         for source, target in pairs:
             mine: Any = source.detach()
             if target.dtype.itemsize < source.dtype.itemsize:
                 mine = mine.to(target.dtype)
             theirs: Any = mine.to(target.mesh, target.sharding)
+            sent, arrived = sums.setdefault((source.mesh, target.mesh), ([], []))
             sent.append(bit_sum(mine))
             arrived.append(bit_sum(theirs))
             target.copy_(theirs)
-        sums: Any = torch.stack(sent)
-        sums = sums.to(version.mesh, "[-]")
-        assert (sums == torch.stack(arrived)).all(), "monarch.sync: what arrived is not what was sent"
+        for (_, there), (sent, arrived) in sums.items():
+            wanted: Any = torch.stack(sent)
+            same = wanted.to(there, "[-]") == torch.stack(arrived)
+            assert same.all(), "monarch.sync: what arrived is not what was sent"
         version.copy_(number)
 
     made: Any = program(sync, mesh=version.mesh)

@@ -31,6 +31,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
 from monarch.stdlib.pipeline.costs import seconds_of
 from monarch.stdlib.pipeline.cutting import Stages, balanced
+from monarch.stdlib.pipeline.hooks import once_a_step
 from monarch.stdlib.pipeline.losses import Counted, adds_up
 from monarch.stdlib.pipeline.schedules import order
 
@@ -166,6 +167,8 @@ class Pipeline(nn.Module):
         that is neither a mean nor a sum over rows. `monarchc inspect` says what the waiting costs.
         """
         recording = take_timetable(self.timetable)
+        if recording.symbols is not None:
+            raise ProgramError("a pipeline's microbatches have no named sizes", source=user_source())
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum'")
         count = self.timetable.microbatches
@@ -196,38 +199,39 @@ class Pipeline(nn.Module):
                 _check_scalar(loss)
                 return loss * (own[k] / rows) if reduction == "mean" else loss
 
-        try:
-            outputs = [runs[0].run(*given[0][:2])]
-        except Waiting:
-            outputs = run_in_step(runs, given)
-        with self._at_end(runs[0]):
-            alike = adds_up(loss_of, counted, outputs[0], given[0][2])
-            if alike:
-                with belonging_to(None):
-                    counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
-        if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
-            total = self._backward(runs[0], [loss_at(0, outputs[0])])
-            repeats = Repeats(recording, (self.model, loss_fn))
-            for k in range(1, count):
-                rows_of_k = [leaf for leaf in pytree.tree_leaves(given[k]) if isinstance(leaf, DistributedTensor)]
+        with once_a_step(self.model.parameters()):
+            try:
+                outputs = [runs[0].run(*given[0][:2])]
+            except Waiting:
+                outputs = run_in_step(runs, given)
+            with self._at_end(runs[0]):
+                alike = adds_up(loss_of, counted, outputs[0], given[0][2])
+                if alike:
+                    with belonging_to(None):
+                        counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
+            if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
+                total = self._backward(runs[0], [loss_at(0, outputs[0])])
+                repeats = Repeats(recording, (self.model, loss_fn))
+                for k in range(1, count):
+                    rows_of_k = [leaf for leaf in pytree.tree_leaves(given[k]) if isinstance(leaf, DistributedTensor)]
 
-                def traced(k: int = k) -> torch.Tensor:
-                    return self._backward(runs[k], [loss_at(k, runs[k].run(*given[k][:2]))])
+                    def traced(k: int = k) -> torch.Tensor:
+                        return self._backward(runs[k], [loss_at(k, runs[k].run(*given[k][:2]))])
 
-                total = total + repeats.loss_of(k, own[k], rows_of_k, traced)
-        elif alike:
-            total = self._backward(runs[0], [loss_at(k, output) for k, output in enumerate(outputs)])
-        else:
-            assert together is not None
-            outputs = outputs if len(outputs) == count else run_in_step(runs, given)
-            with self._at_end(runs[0]), belonging_to(None), counted.of_all():
-                columns = [pytree.tree_flatten(output) for output in outputs]
-                merged = [runs[0].merged(column) for column in zip(*(each for each, _ in columns), strict=True)]
-                loss = loss_of(pytree.tree_unflatten(merged, columns[0][1]), target)
-            _check_scalar(loss)
-            together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
-            total = self._backward(runs[0], [loss])
-        _add_gradients(shared)
+                    total = total + repeats.loss_of(k, own[k], rows_of_k, traced)
+            elif alike:
+                total = self._backward(runs[0], [loss_at(k, output) for k, output in enumerate(outputs)])
+            else:
+                assert together is not None
+                outputs = outputs if len(outputs) == count else run_in_step(runs, given)
+                with self._at_end(runs[0]), belonging_to(None), counted.of_all():
+                    columns = [pytree.tree_flatten(output) for output in outputs]
+                    merged = [runs[0].merged(column) for column in zip(*(each for each, _ in columns), strict=True)]
+                    loss = loss_of(pytree.tree_unflatten(merged, columns[0][1]), target)
+                _check_scalar(loss)
+                together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
+                total = self._backward(runs[0], [loss])
+            _add_gradients(shared)
         if together is not None and together.barriers:
             recording.tape.timetable = replace(self.timetable, barriers=tuple(together.barriers))
         return total

@@ -15,6 +15,7 @@ from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError, ProgramError
 from monarch.stdlib.models.llama import Llama
 from monarch.stdlib.parallel import fully_shard, tensor_parallel
+from monarch.stdlib.pipeline import pipeline
 from monarch.testing import chaos
 from tests.runtime.stopping import stopped
 
@@ -198,3 +199,19 @@ def test_what_does_not_fit_is_refused_with_names_and_shapes(root: Mesh, trainers
         monarch.sync(source, {name: monarch.distribute(torch.zeros(2, 3), root) for name in source})
     with pytest.raises(ProgramError, match=r"sync\(\) inside a program"):
         monarch.program(lambda x: monarch.sync(source, source), mesh=trainers)(torch.zeros(1))
+
+
+def test_the_stages_of_a_pipeline_and_a_model_on_one_mesh_sync_both_ways(root: Mesh) -> None:
+    stages, whole = root.slice(role=0).rename(each="pipe"), root.slice(role=1).rename(each="model")
+    torch.manual_seed(0)
+    source = Llama(**SIZES)
+    pipe = pipeline(source, stages, microbatches=2, layouts={})
+    target = model(whole, 1, torch.bfloat16)
+    assert monarch.sync(pipe.model, target) == monarch.version(target) == 1
+    wanted = values(source)
+    assert all(torch.equal(value, wanted[name].to(torch.bfloat16)) for name, value in values(target).items())
+    with torch.no_grad():
+        target.head.weight.mul_(2)
+    assert monarch.sync(target, pipe.model, version=7) == monarch.version(pipe.model) == 7
+    wanted = values(target)
+    assert all(torch.equal(value, wanted[name].to(torch.float32)) for name, value in values(source).items())

@@ -125,3 +125,32 @@ def test_a_recurrent_layer_asks_for_mixes_rows_and_trains_with_it() -> None:
             else:
                 with pytest.raises(ProgramError, match="mixes_rows=True"):
                     step(x, y)
+
+
+def test_hooks_of_gradients_see_those_of_the_whole_batch() -> None:
+    model = Blocks()
+
+    def scale(parameter: Any) -> None:
+        parameter.grad.mul_(parameter.grad.abs())
+
+    def hook(model: Any) -> None:
+        first, last = model.blocks[0][0].weight, model.blocks[3][0].bias
+        first.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+        last.register_post_accumulate_grad_hook(scale)
+
+    dense = copy.deepcopy(model)
+    hook(dense)
+    with partitioned_mesh(pipe=2) as mesh:
+        pipe = pipeline(model, mesh, microbatches=4, layouts={})
+        hook(model)
+
+        @monarch.program
+        def step(x: Any, y: Any) -> Any:
+            return pipe.step(x, target=y, loss_fn=F.mse_loss)
+
+        for _ in range(2):  # the second adds to the gradients of the first
+            x, y = torch.randn(2, 8, 6)
+            step(x, y)
+            F.mse_loss(dense(x), y).backward()
+            for ours, theirs in zip(model.parameters(), dense.parameters(), strict=True):
+                torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)  # type: ignore[union-attr]
