@@ -13,6 +13,8 @@ the code's own to catch.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeVar
 
 from monarch.compiler.errors import LayoutError, MonarchError, notice_with
@@ -33,6 +35,16 @@ def refuse(error: E) -> E:
             raise Ended
         current.refused = error
     return error
+
+
+@contextmanager
+def asking() -> Iterator[None]:
+    """Have errors that are made here refuse nothing: whoever asks catches them, and they are the answer."""
+    before, current.recording = current.recording, None
+    try:
+        yield
+    finally:
+        current.recording = before
 
 
 def check_refused() -> None:

@@ -23,6 +23,7 @@ from monarch.compiler.passes.following import RowsOnTape
 from monarch.compiler.tape import Barrier, Task
 from monarch.language import Mesh
 from monarch.language.recorder.recording import Recording
+from monarch.language.recorder.refusals import asking, refuse
 from monarch.language.recorder.tasks import belonging_to, set_task
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
@@ -170,11 +171,11 @@ class Across(TorchFunctionMode):
             self.together.shapes.setdefault(number, [tuple(args[0].shape)])
         elif number not in self.together.shapes:
             result = self._call(func, args, kwargs)
-            if self.rows is None or (error := self.rows.mixed_by(self._values(result))) is None:
+            if (error := self._mixed_by(result)) is None:
                 self._calls.append((func, result))
                 return result
             if _writes(func, kwargs) or name in _RECURRENT:
-                raise error
+                raise refuse(error)
             self.together.shapes[number] = [tuple(each.shape) for each in _tensors(result)]
         if self.microbatch or len(self.together.waiting) < len(self.together.rows) - 1:
             raise Waiting(number, func, args, kwargs)
@@ -265,8 +266,13 @@ class Across(TorchFunctionMode):
                 found.append(rows.movedim(0, dim))
         return found
 
-    def _values(self, result: Any) -> Iterator[Any]:
-        return (self.recording.value_of(each._ref) for each in _tensors(result))
+    def _mixed_by(self, result: Any) -> ProgramError | None:
+        """What is wrong with a call that gave this, if it mixes the rows of the first microbatch."""
+        if self.rows is None:
+            return None
+        values = [self.recording.value_of(each._ref) for each in _tensors(result)]
+        with asking():
+            return self.rows.mixed_by(values)
 
 
 def rows_of(leaf: Any, microbatch: int, count: int) -> Any:

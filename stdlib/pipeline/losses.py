@@ -141,8 +141,8 @@ def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
     try:
         with outside_programs(), torch.random.fork_rng(devices=()), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            tried = _try(loss, output, target, rows)
-    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+            tried, digits = _try(loss, output, target, rows)
+    except _NOT_TRIED:
         return True  # it reads what is on workers, or other numbers than these
     finally:
         counted.tried = False
@@ -150,29 +150,53 @@ def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
         return True
     whole, first, second = tried
     mean, total = (2 * first + second) / 3, first + second
-    if _close(whole, mean if reduction == "mean" else total):
+
+    def close(found: float, wanted: float) -> bool:
+        return abs(found - wanted) <= digits * max(abs(found), abs(wanted), 1e-6) or found != found
+
+    if close(whole, mean if reduction == "mean" else total):
         return True
-    if not _close(whole, total) and not _close(whole, mean):
+    if not close(whole, total) and not close(whole, mean):
         return False
     is_sum = "it is a sum over its rows: say so, pipe.step(…, reduction='sum')."
     is_mean = "it is a mean over its rows: leave out reduction='sum'."
     raise ProgramError(
         f"the losses of microbatches do not add up to the loss of the batch, as reduction={reduction!r} has it",
-        hint=f"{is_sum if _close(whole, total) else is_mean}\n"
+        hint=f"{is_sum if close(whole, total) else is_mean}\n"
         f"tried out on 3 rows it is {whole:.4g}, on 2 of them {first:.4g}, on the other {second:.4g}. "
         "With one microbatch any loss is exact.",
         source=user_source(),
     )
 
 
-def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[float, float, float] | None:
-    """The loss of three rows of numbers, of the first two, and of the third; None for one that is never the same."""
+_NOT_TRIED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+
+
+def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[tuple[float, float, float] | None, float]:
+    """The loss of three rows of numbers, of the first two, and of the third, or None for one that is never the same;
+    and how far equal numbers may be apart. Halves are tried as float32 where the loss takes that: theirs have too few
+    digits to tell a mean of weighted rows from a mean."""
+    tensors = [each for each in pytree.tree_leaves((output, target)) if isinstance(each, torch.Tensor)]
+    widest = max((torch.finfo(each.dtype).eps for each in tensors if each.is_floating_point()), default=_FLOAT)
+    if widest > _FLOAT:
+        try:
+            return _tried(loss, output, target, rows, wide=True), 100 * _FLOAT
+        except _NOT_TRIED:
+            pass
+    return _tried(loss, output, target, rows, wide=False), 4 * widest if widest > _FLOAT else 100 * _FLOAT
+
+
+_FLOAT = torch.finfo(torch.float32).eps
+
+
+def _tried(loss: Loss, output: Any, target: Any, rows: int, wide: bool) -> tuple[float, float, float] | None:
     generator = torch.Generator().manual_seed(0)
 
     def made(like: torch.Tensor) -> torch.Tensor:
         shape = (3, *like.shape[1:]) if like.ndim and like.shape[0] == rows else tuple(like.shape)
         found = torch.rand(shape, generator=generator, dtype=torch.float64)
-        return found.to(like.dtype) if like.is_floating_point() else found.round().to(like.dtype)
+        dtype = torch.float32 if wide and like.dtype in (torch.bfloat16, torch.float16) else like.dtype
+        return found.to(dtype) if dtype.is_floating_point else found.round().to(dtype)
 
     whole = pytree.tree_map_only(torch.Tensor, made, (output, target))
 
@@ -184,7 +208,3 @@ def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[float, float,
 
     first = of(0, 3)
     return (first, of(0, 2), of(2, 3)) if first == of(0, 3) else None
-
-
-def _close(found: float, wanted: float) -> bool:
-    return abs(found - wanted) <= 1e-3 * max(abs(found), abs(wanted), 1e-6) or found != found

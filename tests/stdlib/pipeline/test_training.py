@@ -154,3 +154,25 @@ def test_hooks_of_gradients_see_those_of_the_whole_batch() -> None:
             F.mse_loss(dense(x), y).backward()
             for ours, theirs in zip(model.parameters(), dense.parameters(), strict=True):
                 torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)  # type: ignore[union-attr]
+
+
+def test_a_mean_by_weights_that_nearly_adds_up_is_that_of_the_batch() -> None:
+    def loss_fn(output: Any, target: Any) -> Any:
+        return ((output - target["y"]).square().mean(1) * target["by"]).sum() / target["by"].sum()
+
+    dense = Blocks()
+    x, target = torch.randn(7, 6), {"y": torch.randn(7, 6), "by": torch.rand(7)}
+    wanted = loss_fn(dense(x), target)
+    for dtype in (torch.float32, torch.bfloat16):
+        with partitioned_mesh(pipe=2) as mesh:
+            pipe = pipeline(copy.deepcopy(dense).to(dtype), mesh, microbatches=3, layouts={})
+
+            @monarch.program
+            def step(x: Any, target: Any, pipe: Any = pipe) -> Any:
+                return pipe.step(x, target=target, loss_fn=loss_fn)
+
+            given = {name: each.to(dtype) for name, each in target.items()}
+            if dtype == torch.float32:
+                torch.testing.assert_close(step(x, target).full_tensor(), wanted.detach())
+            facts = step.trace(x.to(dtype), given).graph.schedule
+            assert facts["barriers"] == [[1, "loss_fn"]]  # where all microbatches wait for one another
