@@ -59,3 +59,70 @@ window.measureGraph = () => {
   if (smallest < 8) wrong.push(`names are ${smallest} px high`);
   return wrong;
 };
+
+// How many texts can be seen, and those whose contrast (WCAG's) with what is painted behind them is below 4.5.
+window.measureContrast = () => {
+  const before = document.adoptedStyleSheets;  // a style element would not be let in
+  const sheet = new CSSStyleSheet();
+  sheet.replaceSync("* { pointer-events: auto !important; transition: none !important; }");
+  document.adoptedStyleSheets = [...before, sheet];
+  const paint = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+  const known = new Map();
+  const rgba = (text) => {
+    if (text === "none") return [0, 0, 0, 0];
+    if (!known.has(text)) {
+      paint.clearRect(0, 0, 1, 1);
+      paint.fillStyle = "#000";
+      paint.fillStyle = text;
+      paint.fillRect(0, 0, 1, 1);
+      const [r, g, b, a] = paint.getImageData(0, 0, 1, 1).data;
+      known.set(text, [r, g, b, a / 255]);
+    }
+    return known.get(text);
+  };
+  const over = ([r, g, b, a], below) => below.map((each, at) => [r, g, b][at] * a + each * (1 - a));
+  const faded = (element) => {
+    let opacity = 1;
+    for (let at = element; at instanceof Element; at = at.parentElement) opacity *= Number(getComputedStyle(at).opacity);
+    return opacity;
+  };
+  const shown = (element, key, alpha = "") => {
+    const computed = getComputedStyle(element);
+    const [r, g, b, a] = rgba(computed[key]);
+    return [r, g, b, a * faded(element) * (alpha ? Number(computed[alpha]) : 1)];
+  };
+  const light = (color) => {
+    const [r, g, b] = color.map((each) => (each / 255 <= 0.04045 ? each / 255 / 12.92 : ((each / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const wrong = [];
+  let measured = 0;
+  const range = document.createRange();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const element = node.parentElement;
+    if (!node.data.trim() || ["SCRIPT", "STYLE", "TITLE"].includes(element.tagName) || element.closest("[disabled], defs")) continue;
+    range.selectNodeContents(node);
+    const { left, top, width, height } = range.getBoundingClientRect();
+    const [x, y] = [left + width / 2, top + height / 2];
+    if (!width || !height || x < 0 || y < 0 || x > innerWidth || y > innerHeight) continue;
+    const stack = document.elementsFromPoint(x, y);
+    if (!stack.includes(element)) continue;  // hidden, or clipped
+    const inside = element instanceof SVGElement;
+    const behind = stack.filter((each) => !(each instanceof SVGTextContentElement)).reverse();
+    const top_ = behind.findLastIndex((each) => each === element || each.contains(element));
+    let ground = rgba(getComputedStyle(document.documentElement).backgroundColor).slice(0, 3);
+    if (rgba(getComputedStyle(document.documentElement).backgroundColor)[3] === 0) ground = [255, 255, 255];
+    for (const each of inside ? behind : behind.slice(0, top_ + 1)) {
+      const shape = each instanceof SVGGeometryElement;
+      ground = over(shape ? shown(each, "fill", "fillOpacity") : shown(each, "backgroundColor"), ground);
+    }
+    const text = over(inside ? shown(element, "fill", "fillOpacity") : shown(element, "color"), ground);
+    measured += 1;
+    const [high, low] = [light(text), light(ground)].sort((a, b) => b - a);
+    const contrast = (high + 0.05) / (low + 0.05);
+    if (contrast < 4.495) wrong.push(`${contrast.toFixed(2)}: "${node.data.trim().slice(0, 40)}" in ${element.tagName}.${element.getAttribute("class")}, ${text.map(Math.round)} on ${ground.map(Math.round)}`);
+  }
+  document.adoptedStyleSheets = before;
+  return { measured, wrong: [...new Set(wrong)] };
+};

@@ -1,15 +1,16 @@
 """What a picture of the page shows, measured (`measure.js`): nothing beyond the screen, no box over another, no edge
-through a box, no text wider than its place, and names large enough to be read."""
+through a box, no text wider than its place, names large enough to be read, and all text well apart from its ground."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, ViewportSize
 
 from monarch.compiler.inspect.page import page as html_of
-from tests.compiler.inspect.page.pictures import SIZES, show
+from tests.compiler.inspect.page.pictures import SIZES, VIEWS, show
 from tests.compiler.inspect.page.plans import trace_of, training_plan
 
 
@@ -21,8 +22,9 @@ def file(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return path
 
 
-def opened(browser: Browser, file: Path, size: tuple[int, int]) -> Page:
-    page = browser.new_page(viewport={"width": size[0], "height": size[1]}, reduced_motion="reduce")
+def opened(browser: Browser, file: Path, size: tuple[int, int], theme: Literal["light", "dark"] = "light") -> Page:
+    viewport: ViewportSize = {"width": size[0], "height": size[1]}
+    page = browser.new_page(viewport=viewport, color_scheme=theme, reduced_motion="reduce")
     page.add_init_script(path=Path(__file__).with_name("measure.js"))
     page.goto(file.as_uri())
     page.wait_for_selector("html[data-ready]")
@@ -49,3 +51,19 @@ def test_the_graph_with_all_groups_closed_can_be_read(browser: Browser, file: Pa
     wrong = page.evaluate("measureGraph()")
     page.close()
     assert wrong == []
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_all_text_can_be_told_from_its_ground(browser: Browser, file: Path, theme: Literal["light", "dark"]) -> None:
+    page = opened(browser, file, SIZES[0], theme)
+    found = {}
+    for view in VIEWS:
+        show(page, view)
+        found[view] = page.evaluate("measureContrast()")
+    page.evaluate("document.body.style.setProperty('opacity', 0.5)")
+    faint = page.evaluate("measureContrast()")["wrong"]
+    page.close()
+    assert {view: each["wrong"] for view, each in found.items() if each["wrong"]} == {}
+    assert min(each["measured"] for each in found.values()) > 20
+    assert len(faint) > 10  # it would notice
