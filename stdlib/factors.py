@@ -9,6 +9,7 @@ it (row layers): Shoeybi et al., "Megatron-LM", 2019. `monarch.compiler.rules.Ru
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -40,6 +41,7 @@ class Group:
     `rows`       parameters whose products sum over the group
     `units`      the smallest size that an op gives the group: heads, where their features are joined to them
     `split`      whether one element of `units` is several of some tensor's
+    `weight`     how many numbers its parameters are together
     `blocked`    why the group cannot be sharded, "" where it can
     `cut_from`   the groups that ops cut this one out of, where blocks of them are no blocks of this: fused projections
     """
@@ -49,6 +51,7 @@ class Group:
     rows: list[str] = field(default_factory=list)
     units: int = 0
     split: bool = False
+    weight: int = 0
     blocked: str = ""
     cut_from: list[Group] = field(default_factory=list)
 
@@ -125,12 +128,13 @@ _NORMS = ("native_layer_norm", "mean", "rms_norm", "native_group_norm", "embeddi
 
 
 def choose(groups: Sequence[Group], size: int) -> Choice:
-    """The groups to shard over a mesh dim of `size`: those of the fewest parameters first, which are a layer's own, and
-    none that would shard a parameter twice."""
+    """The groups to shard over a mesh dim of `size`, of which none shards a parameter twice: those of the fewest
+    parameters first, which are a layer's own, unless that would leave whole what is many times as large (a layer's own
+    rank of LoRA, and the heads of its attention)."""
     chosen = Choice([], {}, {})
-    taken: set[str] = set()
+    viable: list[tuple[Group, list[Group]]] = []
     for group in sorted(groups, key=lambda group: len(group.parameters)):
-        fused = [source for source in group.cut_from if source.columns and not taken & set(source.columns)]
+        fused = [source for source in group.cut_from if source.columns]
         if not group.rows or not (group.columns or fused):
             continue
         why = group.blocked
@@ -140,18 +144,33 @@ def choose(groups: Sequence[Group], size: int) -> Choice:
         if why:
             names = group.columns or [name for each in fused for name in each.columns]
             chosen.blocked |= {} if why.startswith(_NORMS) else dict.fromkeys(names, why)
-        elif not taken & set(group.parameters):
-            chosen.sharded.append(group)
-            taken |= set(group.parameters)
-            if not group.columns:
-                for source in fused:
-                    chosen.stored |= source.parameters
-                    taken |= set(source.parameters)
+        else:
+            viable.append((group, fused))
+    taken: set[str] = set()
+    for group, fused in sorted(viable, key=lambda each: not _outweighs(each[0], [other for other, _ in viable])):
+        fused = [source for source in fused if not taken & set(source.columns)]
+        if taken & set(group.parameters) or not (group.columns or fused):
+            continue
+        chosen.sharded.append(group)
+        taken |= set(group.parameters)
+        if not group.columns:
+            for source in fused:
+                chosen.stored |= source.parameters
+                taken |= set(source.parameters)
     for group in groups:
         if group.blocked and not group.rows and not group.blocked.startswith(_NORMS):
             chosen.blocked = dict.fromkeys(group.columns, group.blocked) | chosen.blocked
     chosen.sharded.sort(key=groups.index)
     return chosen
+
+
+_MANY = 4
+
+
+def _outweighs(group: Group, others: Sequence[Group]) -> bool:
+    """Whether its parameters are many times as large as those of all groups that have some of them too."""
+    rivals = [each for each in others if each is not group and each.parameters.keys() & group.parameters.keys()]
+    return bool(rivals) and group.weight > _MANY * sum(each.weight for each in rivals)
 
 
 def _named(names: Sequence[str]) -> str:
@@ -277,6 +296,8 @@ class _Finder:
                 found = group((node, 0, at))
                 if found.parameters.setdefault(name, at) != at:
                     found.blocked = f"two dims of {name} are one"
+                else:
+                    found.weight += math.prod(node.meta["type"].shape)
         sources = {node: self.source(node) for node in self.weights}
         for kind, dim in self.products:
             names = group(dim).columns if kind == "column" else group(dim).rows

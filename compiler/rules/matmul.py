@@ -18,6 +18,12 @@ sharding_rule("aten.vdot", "k, k -> []", linear=BILINEAR)
 sharding_rule("aten.mv", "m k, k -> m", linear=BILINEAR)
 sharding_rule("aten.ger", "m, n -> m n", linear=BILINEAR)
 sharding_rule("aten.outer", "m, n -> m n", linear=BILINEAR)
+# Rows of experts one behind the other, as `transformers` multiplies them: where an expert's rows end, the last operand
+# says for all rows together, so these stay whole.
+sharding_rule("transformers.grouped_mm_fallback", "s k, e k n, e -> s n", whole="s e", linear=BILINEAR)
+sharding_rule(
+    "transformers.grouped_mm_fallback_backward", "s k, e k n, e, s n -> s k, e k n", whole="s e", linear=({3},)
+)
 
 
 def _broadcast(names: str, ndim: int) -> str:

@@ -33,6 +33,12 @@ model.layers.*.self_attn.o_proj by rows (2 heads)
   model.layers.*.self_attn.qkv_proj stored by columns, and gathered; model.layers.*.self_attn.o_proj by rows (2 heads)
   model.layers.*.mlp.gate_up_proj stored by columns, and gathered; model.layers.*.mlp.down_proj by rows (64 wide)
 """,
+    "mixtral": """
+  model.layers.*.self_attn.q_proj, model.layers.*.self_attn.k_proj, model.layers.*.self_attn.v_proj by columns, \
+model.layers.*.self_attn.o_proj by rows (2 heads)
+  model.layers.*.mlp.experts.gate_up_proj stored by columns, and gathered; model.layers.*.mlp.experts.down_proj \
+by rows (64 wide)
+""",
     "distilbert": """
   distilbert.transformer.layer.*.attention.q_lin, distilbert.transformer.layer.*.attention.k_lin, \
 distilbert.transformer.layer.*.attention.v_lin by columns, distilbert.transformer.layer.*.attention.out_lin by rows \

@@ -175,6 +175,22 @@ def test_inputs_are_those_of_the_first_kind_of_layer_that_can_be_traced() -> Non
     assert str(tensor_parallel(Patches(), MESH, "model")["inner.0.weight"]) == "[@model, -]"
 
 
+def test_adapters_of_low_rank_do_not_keep_their_layers_whole() -> None:
+    class Adapted(nn.Linear):
+        """As LoRA has it: through a rank of 4."""
+
+        def __init__(self, width: int, out: int) -> None:
+            super().__init__(width, out)
+            self.a, self.b = nn.Linear(width, 4, bias=False), nn.Linear(4, out, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + self.b(self.a(x))
+
+    layouts = tensor_parallel(nn.Sequential(Adapted(64, 256), nn.GELU(), nn.Linear(256, 64)), MESH, "model")
+    assert str(layouts["0.weight"]) == "[@model, -]" and str(layouts["2.weight"]) == "[-, @model]"
+    assert str(layouts["0.b.weight"]) == "[@model, -]" and layouts["0.a.weight"].is_replicated
+
+
 def test_parameters_that_inputs_do_not_reach_are_named() -> None:
     class Towers(nn.Module):
         def __init__(self) -> None:
