@@ -59,11 +59,11 @@ def tear_down():
 def test_tear_down(tear_down): pass
 def test_call_and_tear_down(tear_down): assert not first("both")
 
-@pytest.mark.timeout(1)
+@pytest.mark.timeout(60 if Path("timeout").exists() else 1)
 def test_timeout():
     if first("timeout"): time.sleep(100)
 
-@pytest.mark.parametrize("x", ["a b", "c::d", "[e]"])
+@pytest.mark.parametrize("x", ["a b::[c]"])
 def test_parameter(x):
     done.append(x)
     assert not first(x.replace(":", "")) and done == [x], "a second run is a process of its own that runs nothing else"
@@ -73,7 +73,7 @@ def test_worker_dies():
     if first("worker"): os._exit(1)
 """
 STEADY = "\ndef test_steady(): pass\n"
-NAMES = ["call", "call_and_tear_down", "parameter[[e]]", "parameter[a b]", "parameter[c::d]", "set_up", "timeout"]
+NAMES = ["call", "call_and_tear_down", "parameter[a b::[c]]", "set_up", "timeout"]
 NAMES += ["worker_dies"]
 
 

@@ -52,6 +52,8 @@ def outcome(folder: Path, *arguments: str, test: str = "test_sampled") -> tuple[
     (folder / "test_it.py").write_text(TESTS)
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "TESTS"))}
     environment["PYTHONPATH"] = str(ROOT)
+    # No other plugins that are installed, which take longer than the tests.
+    environment |= {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_PLUGINS": "xdist.plugin"}
     command = [sys.executable, "-m", "pytest", "-rp", "-p", "tests.sample", "-p", "no:cacheprovider", *arguments]
     result = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
     lines = result.stdout.splitlines()
