@@ -13,7 +13,17 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import Actor, ActorError, HostMesh, MeshFailure, Point, SupervisionError, endpoint, this_host
+from monarch.actor import (
+    Actor,
+    ActorError,
+    HostMesh,
+    MeshFailure,
+    Point,
+    SupervisionError,
+    endpoint,
+    this_host,
+    this_proc,
+)
 from monarch.distributed import Mesh
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
@@ -33,6 +43,14 @@ class Cleaner(Actor):
 
     def __cleanup__(self, exc: Exception | None) -> None:
         Path(self.path).write_text(str(exc))
+
+
+def test_a_slice_is_no_owner(tmp_path: Path) -> None:
+    cleaners = this_host().spawn_procs(per_host={"gpus": 2}).spawn("cleaners", Cleaner, str(tmp_path / "ended"))
+    with pytest.raises(RuntimeError, match="stop the whole"):
+        cleaners.slice(gpus=0).stop()  # type: ignore[attr-defined]
+    with pytest.raises(RuntimeError, match="shutdown_context"):
+        this_proc().stop()
 
 
 def test_stop_ends_what_was_spawned_and_leaves_the_hosts(two: Hosts, tmp_path: Path) -> None:

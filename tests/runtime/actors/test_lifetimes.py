@@ -187,14 +187,6 @@ def test_a_stopped_mesh_handles_what_was_sent_before_and_nothing_after() -> None
     assert len(procs.spawn("others", Worker, "other").pid.call().get(WAIT)) == 2
 
 
-def test_a_slice_is_no_owner() -> None:
-    workers = spawn().spawn("workers", Worker, "worker")
-    with pytest.raises(RuntimeError, match="stop the whole"):
-        workers.slice(gpus=0).stop()
-    with pytest.raises(RuntimeError, match="shutdown_context"):
-        this_proc().stop()
-
-
 def test_stopping_processes_ends_their_actors_first() -> None:
     port, receiver = Channel[Any].open()
 
