@@ -60,7 +60,19 @@ def room_of(plan: Plan) -> Room | None:
 
 def verdicts(plan: Plan, found: Estimate) -> tuple[Verdict, ...]:
     """The most important first. Raises MonarchError for a plan without a report."""
-    return (*_fits(plan, found), *_whole_states(plan, found), *_repeated(plan, found), *_gathered(plan), *_waits(found))
+    found_here = *_whole_states(plan, found), *_repeated(plan, found), *_gathered(plan), *_waits(found)
+    return (*_fits(plan, found), *found_here, *_not_measured(plan))
+
+
+def _not_measured(plan: Plan) -> Iterator[Verdict]:
+    """Estimates for CPUs were compared with measured steps (docs/measured), and others with none."""
+    if plan.target != "cpu":
+        yield Verdict(
+            "note",
+            f"seconds for {plan.target} are bounds from data sheets that no GPU has confirmed: trust bytes, counts and "
+            "their order",
+            "measure what you build on: monarchc profile",
+        )
 
 
 def _fits(plan: Plan, found: Estimate) -> Iterator[Verdict]:

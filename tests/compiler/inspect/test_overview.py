@@ -172,3 +172,11 @@ def test_waiting_is_told_where_it_is_a_part_of_the_step() -> None:
     b.add("all_gather", f32((4096, 256), ((), ())), (y,), mesh_dims=("data",), why="its users take it whole")
     found = verdicts(b.plan(), estimate(b.plan(), cluster_of("cpu")))
     assert isinstance(found[-1], Verdict) and found[-1].text.startswith("a worker waits for what moves over data for ")
+
+
+def test_seconds_for_gpus_are_said_to_be_unconfirmed() -> None:
+    """On CPUs estimates were compared with measured steps; for GPUs bytes, counts and order are all that is known."""
+    plan = training_plan(2)
+    assert not any("no GPU has confirmed" in text for text in said(plan))
+    there = replace(plan, options=CompileOptions(target="cuda:90"))
+    assert [text for text in said(there) if "seconds for cuda:90 are bounds" in text and "bytes, counts" in text]
