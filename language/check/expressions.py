@@ -33,7 +33,7 @@ class Expressions(Follower):
     def truth(self, node: ast.expr, frame: Frame, only_raises: bool = False) -> None:
         """An expression whose truth decides what runs, or only whether an error is raised: that the workers check."""
         if isinstance(node, ast.BoolOp):
-            for part in node.values:
+            for part in self._come_to(node, frame):
                 self.truth(part, frame, only_raises)
             return
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
@@ -41,6 +41,34 @@ class Expressions(Follower):
             return
         if self.expression(node, frame).kind is Kind.TENSOR and not only_raises:
             self.branch(node, frame)
+
+    def _come_to(self, node: ast.BoolOp, frame: Frame) -> list[ast.expr]:
+        """The operands of `and` or `or` that Python may come to: none behind one that decides."""
+        decides = isinstance(node.op, ast.Or)
+        at = next((at for at, part in enumerate(node.values) if self._known(part, frame) is decides), len(node.values))
+        return node.values[: at + 1]
+
+    def _known(self, node: ast.expr, frame: Frame) -> bool | None:
+        """The truth of a test that is known before anything runs: whether a tensor is None, or a tensor."""
+        if isinstance(node, ast.Constant):
+            return bool(node.value)
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            inner = self._known(node.operand, frame)
+            return None if inner is None else not inner
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and isinstance(node.ops[0], ast.Is | ast.IsNot):
+            right = node.comparators[0]
+            if isinstance(right, ast.Constant) and right.value is None and isinstance(node.left, ast.Name):
+                is_tensor = self.expression(node.left, frame).kind is Kind.TENSOR
+                return isinstance(node.ops[0], ast.IsNot) if is_tensor else None
+        if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Name) and not node.keywords:
+            called = self.file.dotted(node.func, frame.scope)
+            asks = called == "torch.is_tensor" or (
+                called == "builtins.isinstance"
+                and len(node.args) == 2
+                and self.file.dotted(node.args[1], frame.scope) == "torch.Tensor"
+            )
+            return True if asks and self.expression(node.args[0], frame).kind is Kind.TENSOR else None
+        return None
 
     def branch(self, node: ast.expr, frame: Frame) -> None:
         if frame.inside:
@@ -148,9 +176,10 @@ class Expressions(Follower):
         return join(self.expression(node.body, frame), self.expression(node.orelse, frame))
 
     def _e_boolop(self, node: ast.BoolOp, frame: Frame) -> Value:
-        for part in node.values[:-1]:
+        parts = self._come_to(node, frame)
+        for part in parts[:-1]:
             self.truth(part, frame)
-        return join_all([self.expression(part, frame) for part in node.values])
+        return join_all([self.expression(part, frame) for part in parts])
 
     def _e_unaryop(self, node: ast.UnaryOp, frame: Frame) -> Value:
         if isinstance(node.op, ast.Not):
@@ -190,6 +219,8 @@ class Expressions(Follower):
                 elif refused.looks_up(operands[place], values[place], values[place + 1], operands[place + 1]):
                     refused.read(self, node, frame, "'in' compares it")
                 continue
+            if refused.compares(*values[place : place + 2], *operands[place : place + 2]):
+                refused.read(self, node, frame, "to compare lists compares what is in them")
             compared = self.combined(values[place : place + 2])
             if compared.is_tensor:
                 if compared.kind is Kind.TENSOR and place + 1 < len(node.ops):

@@ -91,6 +91,13 @@ class ImportedCall:
             return replace(first, kind=max(first.kind, Kind.SOME), origin="made") if first.is_tensor else first
         if root == "collections":
             return Value(Kind.CONTAINER)
+        if self.dotted == "functools.reduce" and len(given.positional) > 1:
+            _, entries, *first = given.positional
+            return applied(
+                self.interpreter, self.node, self.frame, given.first(), container(first or [UNKNOWN]), entries
+            )
+        if root == "itertools":
+            return self.iterating(self.dotted.partition(".")[2])
         return DERIVED if given.has_tensor else UNKNOWN
 
     def printing(self) -> Value:
@@ -124,6 +131,17 @@ class ImportedCall:
         if self.dotted == "builtins.sorted":
             return container([iterated(self.arguments.first())], known=False)
         return PYTHON
+
+    def iterating(self, name: str) -> Value:
+        """What functions of `itertools` give one after the other."""
+        entries = [iterated(value) for value in self.arguments.positional]
+        if name in ("chain", "cycle", "islice", "accumulate"):
+            return Value(Kind.CONTAINER, each=join_all(entries if name == "chain" else entries[:1]))
+        if name in ("product", "zip_longest"):
+            return Value(Kind.CONTAINER, each=container(entries))
+        if name in ("pairwise", "combinations", "permutations") and entries:
+            return Value(Kind.CONTAINER, each=container([entries[0], entries[0]], known=name == "pairwise"))
+        return UNKNOWN
 
     def builtin(self, name: str) -> Value:
         given = self.arguments

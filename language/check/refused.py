@@ -73,6 +73,20 @@ def generator_given(interpreter: Follower, node: ast.Call, arguments: Arguments,
         )
 
 
+def compares(value: Value, other: Value, node: ast.expr, place: ast.expr) -> bool:
+    """Whether two lists or tuples that are written out are compared by a tensor in them: the first entries are, if both
+    have as many. What is the same object is equal without a comparison, as None and strings are unequal."""
+    if not (isinstance(node, ast.List | ast.Tuple) and isinstance(place, ast.List | ast.Tuple)):
+        return False
+    if value.items is None or other.items is None or not node.elts or len(node.elts) != len(place.elts):
+        return False
+    if Kind.TENSOR not in (value.items[0].kind, other.items[0].kind):
+        return False
+    first, second = node.elts[0], place.elts[0]
+    simple = [part for part in (first, second) if isinstance(part, ast.Constant)]
+    return ast.dump(first) != ast.dump(second) and all(_is_number(part) for part in simple)
+
+
 def looks_up(node: ast.expr, value: Value, holder: Value, place: ast.expr) -> bool:
     """Whether to find a value in a list compares a tensor with a number. Names, None and strings are passed: what is
     the same object is found without a comparison, and no tensor equals None or a string."""

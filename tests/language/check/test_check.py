@@ -12,7 +12,7 @@ from monarch.language.check import Finding, check_file, check_source
 
 ROOT = Path(__file__).parents[3]
 SHARED = """\
-import functools, math, os, random, time
+import functools, itertools, math, os, random, time
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -118,6 +118,14 @@ def test_a_test_that_only_raises_is_no_branch(lines: str) -> None:
         ("y = 1 if x.any() else 2", "M101", "x.any()"),
         ("y = x.any() or n", "M101", "x.any()"),
         ("y = not x.any()", "M101", "x.any()"),
+        ("if x is None or x.sum() > 0: pass", "M101", "x.sum() > 0"),
+        ("if isinstance(x, torch.Tensor) and x.any(): pass", "M101", "x.any()"),
+        ("for a, b in itertools.product([x.sum()], [n]):\n        if a > b: pass", "M101", "a > b"),
+        ("for a in itertools.chain([x.sum()], [x.mean()]):\n        if a > 0: pass", "M101", "a > 0"),
+        ("for a, b in itertools.pairwise([x.sum(), x.mean()]):\n        if a > b: pass", "M101", "a > b"),
+        ("y = functools.reduce(lambda a, b: a if a > b else b, [x.sum(), x.mean()], x.max())", "M101", None),
+        ("y = (x.sum(), 1) < (3, 2)", "M102", "(x.sum(), 1) < (3, 2)"),
+        ("y = [x.sum()] == [x.mean()]", "M102", "[x.sum()] == [x.mean()]"),
         ("y = 0 < x.sum() < 3", "M101", "0 < x.sum() < 3"),
         ("y = [r for r in x if r[0] > 0]", "M101", "r[0] > 0"),
         ("if n > 3 and x.any(): pass", "M101", "x.any()"),
@@ -191,6 +199,12 @@ def test_a_value_that_is_needed_is_found_at_its_place(line: str, code: str, plac
     [
         "if x.shape[0] > 3 and x.ndim == 2 and len(x) > 1 and x.size(0) and x.numel(): pass",
         "if x is None or x is not n: pass",
+        "if isinstance(x, torch.Tensor) or x > 0: pass",
+        "y = x is not None or x.any()",
+        "if not torch.is_tensor(x) and x > 0: pass",
+        "y = [x.sum(), 1] == [x.sum(), 1], [x] == [x, x], [x] == [None], (x, 1) == ('a', 1)",
+        "for a, b in itertools.product([x], [n]): y = a + b",
+        "y = functools.reduce(lambda a, b: a + b, [x, x * 2])",
         "if isinstance(x, torch.Tensor) and x.dtype == torch.float32 and x.requires_grad: pass",
         "if n > 3 and flag: pass",
         "for i in range(n): x = x + i",
