@@ -219,7 +219,7 @@ class Expressions(Follower):
                 elif refused.looks_up(operands[place], values[place], values[place + 1], operands[place + 1]):
                     refused.read(self, node, frame, "'in' compares it")
                 continue
-            if refused.compares(*values[place : place + 2], *operands[place : place + 2]):
+            if refused.compares(values[place], values[place + 1], operands[place], operands[place + 1]):
                 refused.read(self, node, frame, "to compare lists compares what is in them")
             compared = self.combined(values[place : place + 2])
             if compared.is_tensor:

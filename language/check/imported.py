@@ -92,9 +92,9 @@ class ImportedCall:
         if root == "collections":
             return Value(Kind.CONTAINER)
         if self.dotted == "functools.reduce" and len(given.positional) > 1:
-            _, entries, *first = given.positional
+            _, entries, *begin = given.positional
             return applied(
-                self.interpreter, self.node, self.frame, given.first(), container(first or [UNKNOWN]), entries
+                self.interpreter, self.node, self.frame, given.first(), container(begin or [UNKNOWN]), entries
             )
         if root == "itertools":
             return self.iterating(self.dotted.partition(".")[2])
