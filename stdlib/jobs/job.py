@@ -142,14 +142,16 @@ class JobTrait(ABC):
 
     def kill(self) -> None:
         """Stop what this program runs on the hosts, and end them."""
-        running, self._running = self._running, None
-        connected, self._connected = self._connected, []
-        for hosts in connected:
-            with suppress(RuntimeError, MonarchError):  # it was stopped, shut down or closed before, or is lost
-                hosts.stop().get()
-        if running is not None:
-            running._kill()
-            running._running = None
+        running, connected = self._running, self._connected
+        try:
+            for hosts in connected:
+                with suppress(RuntimeError, MonarchError):  # it was stopped, shut down or closed before, or is lost
+                    hosts.stop().get()
+        finally:  # also where this is interrupted: nobody else would end the hosts
+            if running is not None:
+                running._kill()
+                running._running = None
+            self._running, self._connected = None, []
 
     def dump(self, filename: str | os.PathLike[str]) -> None:
         """Remember the job in a file, which only this user can read."""

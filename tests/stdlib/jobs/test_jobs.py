@@ -152,6 +152,21 @@ def test_a_job_is_applied_once_until_it_is_killed(tmp_path: Path) -> None:
     assert job.done[-2:] == ["create", "state"] and job.apply_id != first
 
 
+def test_a_kill_that_is_interrupted_ends_the_hosts_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As by the failure of an actor, while hosts are stopped in order."""
+
+    def interrupted(hosts: HostMesh) -> None:
+        raise KeyboardInterrupt
+
+    job = Counted(1)
+    job.state(None)
+    job._connected.append(HostMesh(Shape.of({"hosts": 1}), None, None))
+    monkeypatch.setattr(HostMesh, "stop", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        job.kill()
+    assert job.done[-1] == "kill" and not job.active
+
+
 def test_what_a_file_remembers_that_has_ended_is_made_anew(tmp_path: Path) -> None:
     Counted(1, alive=False).state(tmp_path / "state")
     job = Counted(1)
