@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FunctionType
 from typing import Any, Protocol, TypeVar
 
+from monarch.compiler.blocks import reading
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.execution.events import Span, heard, tell
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
@@ -390,8 +391,11 @@ class Mesh(MeshAlgebra):
             handle = cell.handle
             others = [twin for twin in self._twins if twin.handle is handle and twin not in known]
             if others and handle is not None:
-                (value,) = self.executor.shards(handle, [0])
-                own = self.executor.put(value, handle.type)
+                read = reading(handle.type, self.spec)
+                if read.refusal:
+                    raise LayoutError(read.refusal, hint=read.hint)
+                shards = self.executor.shards(handle, read.ranks)
+                own = self.executor.put(shards[0] if len(shards) == 1 else read.whole(shards), handle.type)
                 for twin in others:
                     twin.handle = own
 

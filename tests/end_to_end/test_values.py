@@ -101,3 +101,14 @@ def test_a_failed_check_is_of_the_class_that_its_raise_names() -> None:
             assert isinstance(again, kind)
             assert (str(again), again.facts) == (str(raised.value), raised.value.facts)
         assert step(torch.ones(4)).item() == 4.0
+
+
+def test_values_that_share_a_handle_are_told_apart_with_their_pending_sums() -> None:
+    """A mean and its copy are one pending sum, and one of them is taken by a later step."""
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.arange(8.0), mesh, "[@data]")
+        total = x.sum()
+        kept, copied = total.detach(), total.clone()
+        assert (x * 2).sum().item() == 56
+        assert (copied * 3).item() == 84
+        assert kept.item() == 28 and copied.item() == 28
