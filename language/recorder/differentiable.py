@@ -120,7 +120,7 @@ def tensor_of(recording: Recording, value: Any, what: str) -> DistributedTensor:
     if isinstance(value, (bool, int, float)):
         value = torch.tensor(value)
     if isinstance(value, DistributedTensor):
-        return value
+        return recording.taken(value)
     if isinstance(value, torch.Tensor):
         return recording.constant(value)
     raise ProgramError(

@@ -151,6 +151,19 @@ class RegionRecording(Recording):
         if torch.is_grad_enabled() and self.is_outside(tensor) and checkpoint_part() != "unpack_hook":
             raise _bypassed()
 
+    def check_kept(self, results: list[DistributedTensor]) -> None:
+        """Raises ProgramError where a result's gradient would go to a tensor from outside, past its stand-in."""
+        waiting: list[Any] = [each.grad_fn for each in results if each.grad_fn is not None]
+        seen = set(waiting)
+        while waiting:
+            node = waiting.pop()
+            leaf = getattr(node, "variable", None)
+            if isinstance(leaf, DistributedTensor) and self.is_outside(leaf):
+                raise _bypassed()
+            following = {each for each, _ in node.next_functions if each is not None} - seen
+            seen |= following
+            waiting += following
+
 
 def _bypassed() -> ProgramError:
     return ProgramError(
@@ -270,6 +283,7 @@ def trace_region(
                 hint="return the gradients: grads = torch.autograd.grad(loss, parameters), and use them outside.",
                 source=user_source(),
             )
+    region.check_kept(made.results)
     return made
 
 

@@ -213,6 +213,41 @@ def test_a_layout_within_pads_its_dims_there_alone(most: float) -> None:
             torch.testing.assert_close(found.full_tensor(), expected)
 
 
+def test_what_passes_pytorchs_modes_by_keeps_its_gradient_or_is_refused() -> None:
+    """A scan that carries on what its branch reads, and a Function that is given it."""
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(a, b)
+            return a * b
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+            a, b = ctx.saved_tensors
+            return gradient * b, gradient * a
+
+    def step(x: torch.Tensor, branch: Any) -> Any:
+        x = x.requires_grad_()
+        return torch.autograd.grad(monarch.cond(x.sum() > -99, lambda: branch(x), lambda: x * 2).square().sum(), x)[0]
+
+    def carried(x: torch.Tensor) -> Any:
+        return monarch.scan(lambda h, y: (h * y, None), x, torch.arange(1.0, 3.0))[0]
+
+    x = torch.rand(4, 3)
+    with partitioned_mesh(data=2) as mesh:
+
+        def found(branch: Any) -> torch.Tensor:
+            program = monarch.program(lambda x: step(x, branch), mesh=mesh)
+            gradient: torch.Tensor = program(monarch.distribute(x, mesh, "[@data, -]")).full_tensor()
+            return gradient
+
+        for branch in (carried, lambda x: Product.apply(x * 1, x.view_as(x))):
+            torch.testing.assert_close(found(branch), step(x.clone(), branch))
+        with pytest.raises(ProgramError, match="Function in a branch or a loop is given a tensor from outside"):
+            found(lambda x: Product.apply(x, x))
+
+
 def test_a_checkpoint_within_reads_what_is_outside_and_none_stands_around_it() -> None:
     def kept(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = checkpoint(lambda x: (x @ w).tanh(), x, use_reentrant=False)
