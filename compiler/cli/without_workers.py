@@ -59,7 +59,7 @@ class TypesOnly:
         """Nothing interrupts a call in the middle."""
         return False
 
-    def give_up_steps(self) -> None:
+    def give_up(self, handle: Handle | None) -> None:
         """There are none."""
 
     def shards(

@@ -106,9 +106,10 @@ class Executor(Protocol):
         was interrupted who waited for them: then `undo` and `recover` are to be called."""
         ...
 
-    def give_up_steps(self) -> None:
-        """Have the workers give up the steps that they were given and have not come to the commit of: somebody was
-        interrupted. See `settle`. Those on other hosts go on."""
+    def give_up(self, handle: Handle | None) -> None:
+        """Somebody was interrupted who waited for this value: have the workers give up the step that makes it and those
+        that were given behind it, unless they have come to its commit; without a value, all steps. See `settle`.
+        Workers on other hosts go on."""
         ...
 
     def shards(

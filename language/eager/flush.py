@@ -150,7 +150,7 @@ class _Job:
         handle = self.before[label]
         assert handle is not None
         try:
-            self.mesh.fetch(lambda executor: executor.wait(handle))
+            self.mesh.fetch(handle, lambda executor: executor.wait(handle))
         except DeviceMeshError as error:
             return error
         return None

@@ -112,14 +112,8 @@ class Program(Generic[P, R]):
             call = self._call_of(args, kwargs)
             return run_itself(call, self._find_mesh(call.leaves, find_environment(self.__wrapped__)))
         with turns, plainly():
-            try:
-                result = self._call(args, kwargs)
-            except KeyboardInterrupt:
-                memory = self._memory
-                for mesh in filter(None, {memory.resolved, *memory.others}):
-                    mesh.give_up_steps()
-                raise
-        return result  # in the block it would leave it before a tracer hears of it
+            result = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
+        return result
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         memory = self._memory

@@ -271,9 +271,11 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
             parts, first = compiled.plan.parts, compiled.plan.outputs[0].part
             mesh = trace.meshes[parts[first].name] if parts else trace.mesh  # a step fails on all meshes or on none
             mesh.executor.wait(handles[0])
-        except (DeviceMeshError, KeyboardInterrupt):
-            if not _failed(mesh, handles[0]):
-                raise
+        except (DeviceMeshError, KeyboardInterrupt) as error:
+            if isinstance(error, KeyboardInterrupt):
+                mesh.executor.give_up(handles[0])
+                if not _failed(mesh, handles[0]):
+                    raise
             trace.undo()  # to what an earlier step left, which may have failed as well
             for mesh in trace.meshes.values() or [trace.mesh]:
                 mesh.recover()

@@ -346,8 +346,10 @@ class Mesh(MeshAlgebra):
             if (executor := self._workers.executor) is not None and heard(Span):
                 tell(Span(executor, kind, label, start, time.monotonic_ns(), -1))
 
-    def fetch(self, ask: Callable[[Executor], T]) -> T:
-        """The executor's answer. Where a step failed, state goes back to that of the last finished step first."""
+    def fetch(self, handle: Handle, ask: Callable[[Executor], T]) -> T:
+        """The executor's answer to what asks for a value, or waits for it. Where a step failed, state goes back to that
+        of the last finished step first. Of who is interrupted, the step that makes the value has failed, unless it is
+        done."""
         try:
             with operations.plainly():
                 return ask(self.executor)
@@ -355,7 +357,13 @@ class Mesh(MeshAlgebra):
             self.recover()
             raise
         except KeyboardInterrupt:
-            self.give_up_steps()
+            self.executor.give_up(handle)
+            try:
+                self.settle()
+            except KeyboardInterrupt:  # once more, while what was called before is waited for
+                self.executor.give_up(None)
+                self.executor.settle()
+                self.recover()
             raise
 
     recover = recover
@@ -365,12 +373,6 @@ class Mesh(MeshAlgebra):
         executor = self._workers.executor
         if executor is not None and executor.settle():  # steps were given up, for somebody was interrupted
             self.recover()
-
-    def give_up_steps(self) -> None:
-        """After an interrupt: have the workers give up what they have not done yet, and go back to what they have."""
-        if (executor := self._workers.executor) is not None:
-            executor.give_up_steps()
-            self.settle()
 
     def keep(self, cells: Iterable[State]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""

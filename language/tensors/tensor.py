@@ -277,7 +277,7 @@ class DistributedTensor(_Base):
             shards = executor.shards(handle, known.ranks)
             return shards[0] if len(shards) == 1 else known.whole(shards)
 
-        return mesh.fetch(ask)
+        return mesh.fetch(handle, ask)
 
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """The block of one worker, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.
@@ -287,7 +287,7 @@ class DistributedTensor(_Base):
         """
         handle, mesh = self._blocks()
         worker = mesh.extent.point(dict.fromkeys(mesh.mesh_dim_names, 0) | coordinates).rank
-        block = mesh.fetch(lambda executor: executor.shards(handle, [worker]))[0]
+        block = mesh.fetch(handle, lambda executor: executor.shards(handle, [worker]))[0]
         return own_part(block, handle.type, mesh.spec, worker)
 
     def _value(self) -> tuple[Handle, Mesh]:
@@ -350,7 +350,7 @@ class DistributedTensor(_Base):
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""
         handle, mesh = self._value()
-        mesh.fetch(lambda executor: executor.wait(handle))
+        mesh.fetch(handle, lambda executor: executor.wait(handle))
         return self
 
     def item(self) -> Any:

@@ -234,7 +234,8 @@ class Meetings:
 
     def is_stopped(self, step: int) -> bool:
         """Whether the controller was interrupted, and wants this step given up."""
-        return bool(self.signals.words[signals.STOPPED] > step)
+        words = self.signals.words
+        return bool(words[signals.STOP_FROM] <= step < words[signals.STOPPED])
 
     def halt(self) -> None:
         """Raises Stopped where it wants the step under way given up."""

@@ -170,8 +170,8 @@ class Connection(ABC):
         """Wait until all workers have finished so many commands; with a place, until those there have, and not longer
         for others than is needed to know. Raises DeviceMeshError where the mesh is lost."""
 
-    def give_up_steps(self) -> None:  # noqa: B027  workers on other hosts go on
-        """See `Executor.give_up_steps`."""
+    def give_up_steps(self, first: int, behind: int) -> None:  # noqa: B027  workers on other hosts go on
+        """See `Executor.give_up`: commands from the first on, before another one."""
 
     def gather(self, step: Step, ranks: set[int]) -> None:
         """Wait for the answers of `ranks` to a command, and until all workers that it concerns have finished it."""
@@ -453,11 +453,7 @@ class LocalConnection(Connection):
                 looked = time.monotonic()
 
         if self.state.finished_commands < commands:
-            try:
-                self.workers.wait(commands, check, None if place is None else place.ranks)
-            except KeyboardInterrupt:
-                self.give_up_steps()
-                raise
+            self.workers.wait(commands, check, None if place is None else place.ranks)
         with self.lock:
             if place is None:
                 self.refresh()
@@ -466,10 +462,10 @@ class LocalConnection(Connection):
             self._took(min(by.values()))
             self.state.finished_by(by)
 
-    def give_up_steps(self) -> None:
-        if self.finished() < self.state.next_command:
+    def give_up_steps(self, first: int, behind: int) -> None:
+        if self.finished() <= first:
             self.interrupted = True
-            self.workers.stop_steps(self.state.next_command)
+            self.workers.stop_steps(first, behind)
 
     def _look(self) -> None:
         with self.lock:

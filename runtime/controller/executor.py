@@ -193,8 +193,14 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         stopped, self._connection.interrupted = self._connection.interrupted, False
         return stopped
 
-    def give_up_steps(self) -> None:
-        self._connection.give_up_steps()
+    def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> None:
+        first, behind = self._connection.finished(), self._state.next_command
+        if handle is not None:
+            step = self._own(handle, "the value that was waited for", part).step
+            first = step.sequence
+            if step.place is not None:  # steps of other parts go on that need nothing of it
+                behind = first + 1
+        self._connection.give_up_steps(first, behind)
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""

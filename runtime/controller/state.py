@@ -577,7 +577,7 @@ def _stopped(report: Report, place: Place, step: Step | None) -> DeviceMeshError
     return DeviceMeshError(
         "a step was given up" if step is None else f"step {step.sequence} ('{step.name}') was given up",
         hint="the program was interrupted (Ctrl-C) while it waited for the workers: this step, and those that were\n"
-        "called behind it, are not applied. Call them again.",
+        "called after it, are not applied. Call them again.",
         source=report.source,
     ).knowing(**facts, op=report.op)
 

@@ -266,10 +266,14 @@ class Workers:
             if words[index] < commands:
                 self.signals.wait(index, commands, check)
 
-    def stop_steps(self, command: int) -> None:
-        """Have workers give up the steps before a command that have not passed their commit: at the next instruction
-        those of processes of their own, and those of actors' processes at the next step."""
-        self.signals.advance(signals.STOPPED, command)
+    def stop_steps(self, first: int, behind: int) -> None:
+        """Have workers give up the steps from a command on, before another one, that have not passed their commit: at
+        the next instruction those of processes of their own, and those of actors' processes at the next step."""
+        words = self.signals.words
+        if min(words[signals.line_of(rank) + signals.DONE] for rank in self.ranks) < words[signals.STOPPED]:
+            first = min(first, words[signals.STOP_FROM])  # some were not given up yet when that was interrupted too
+        self.signals.store(signals.STOP_FROM, first)
+        self.signals.advance(signals.STOPPED, behind)
         for pid in list(self.pids.values()):
             stop(pid)
 

@@ -38,9 +38,21 @@ SENT, SENT_HINT, TOOK, TOOK_HINT, BACK_SENT, BACK_SENT_HINT, BACK_TOOK, BACK_TOO
 
 # The mesh's own line comes first: the ring's head, its hint, 1 + the rank of a worker that died, and how many commands
 # all workers of all hosts have finished or given up, which is said only while some stand still after a failure. Last,
-# how many they have all finished, which is said only where a worker waits for those that are behind; and the command
-# before which steps are given up that have not passed their commit, where the controller was interrupted.
-HEAD, HEAD_HINT, DEAD, RELEASED, RELEASED_HINT, PASSED, PASSED_HINT, STOPPED, STOPPED_HINT = range(9)
+# how many they have all finished, which is said only where a worker waits for those that are behind; and the commands
+# from which on, and before which, steps are given up that have not passed their commit: the controller was interrupted.
+(
+    HEAD,
+    HEAD_HINT,
+    DEAD,
+    RELEASED,
+    RELEASED_HINT,
+    PASSED,
+    PASSED_HINT,
+    STOPPED,
+    STOPPED_HINT,
+    STOP_FROM,
+    STOP_FROM_HINT,
+) = range(11)
 
 _SLEEP = 0.05
 _YIELDING = 200_000

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from types import CodeType, FrameType
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 
 import monarch
 from monarch.distributed import Mesh
+from monarch.runtime.controller.executor import MeshExecutor
 from monarch.testing import chaos
 from tests.sample import is_full
 
@@ -53,54 +56,109 @@ def equal(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
 
 
 @contextmanager
-def ctrl_c_in_a_step(mesh: Mesh) -> Iterator[None]:
-    """Interrupt the block while the workers are in a step, as a user does; and see to it that it is."""
-    (monarch.distribute(torch.zeros(()), mesh) + 1).item()  # nothing is under way
-    failed = threading.Event()
+def ctrl_c(*where: Callable[..., Any]) -> Iterator[None]:
+    """Interrupt the block as a user does, each time when it has come into one of these functions; and see to it that it
+    is."""
+    over, main = threading.Event(), threading.main_thread().ident
+    assert main is not None
 
-    def wait_and_interrupt() -> None:
-        while not mesh.executor.look()[0]:  # type: ignore[attr-defined]
-            if failed.wait(0.001):
-                return
-        os.kill(os.getpid(), signal.SIGINT)
+    def interrupt() -> None:
+        for function in where:
+            while function.__code__ not in codes(sys._current_frames()[main]):
+                if over.wait(0.001):
+                    return
+            os.kill(os.getpid(), signal.SIGINT)
 
-    thread = threading.Thread(target=wait_and_interrupt)
+    def codes(frame: FrameType | None) -> set[CodeType]:
+        found = set()
+        while frame is not None:
+            found.add(frame.f_code)
+            frame = frame.f_back
+        return found
+
+    thread = threading.Thread(target=interrupt)
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             yield
-            time.sleep(60)
     finally:
-        failed.set()
+        over.set()
         thread.join()
 
 
-def test_ctrl_c_ends_the_step_that_the_workers_are_in() -> None:
-    """One that would never end by itself. Nothing of it is left, nor of what was called behind it."""
+class Loops:
+    """A step that ends by itself with `least=1.0`, and never with -1.0. It counts in a state and in Python."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.calls = 0
+        self.total = monarch.distribute(torch.zeros(()), mesh)
+        self.x = monarch.distribute(torch.ones(4), mesh)
+
+    @monarch.program
+    def step(self, least: float) -> torch.Tensor:
+        self.calls += 1
+        self.total.add_(1)
+        (x,) = monarch.while_loop(lambda x: x.sum() > least, lambda x: (x * 0.5,), (self.x,))
+        return x.sum()
+
+
+def test_ctrl_c_gives_up_the_step_that_is_waited_for_and_those_behind_it() -> None:
     with Mesh(data=2) as mesh:
-        total, calls = monarch.distribute(torch.zeros(()), mesh), [0]
-        x = monarch.distribute(torch.ones(4), mesh, "[@data]")
-
-        @monarch.program
-        def step(x: torch.Tensor, least: float) -> torch.Tensor:
-            calls[0] += 1
-            total.add_(1)
-            (x,) = monarch.while_loop(lambda x: x.sum() > least, lambda x: (x * 0.5,), (x,))
-            return x.sum()
-
-        assert step(x, 1.0).item() == 1.0
-        for times in (2, 3):
-            never: list[torch.Tensor] = []
-            with ctrl_c_in_a_step(mesh):
-                for _ in range(3):
-                    never.append(step(x, -1.0))
-                never[-1].item()
-            assert calls == [times - 1] and total.item() == times - 1
-            assert step(x, 1.0).item() == 1.0
-            assert calls == [times] and total.item() == times
+        loops = Loops(mesh)
+        assert loops.step(1.0).item() == 1.0
+        for times in (3, 5):
+            with ctrl_c(Mesh.fetch):
+                before, never = loops.step(1.0), [loops.step(-1.0) for _ in range(3)]
+                never[0].item()
+            assert loops.calls == times - 1 and loops.total.item() == times - 1 and before.item() == 1.0
             for result in never:
                 with pytest.raises(monarch.exceptions.DeviceMeshError, match="was given up"):
                     result.item()
+            assert loops.step(1.0).item() == 1.0
+            assert loops.calls == times and loops.total.item() == times
+
+
+def test_ctrl_c_once_more_gives_up_what_was_called_before_too() -> None:
+    with Mesh(data=2) as mesh:
+        loops = Loops(mesh)
+        assert loops.step(1.0).item() == 1.0
+        with ctrl_c(Mesh.fetch, Mesh.settle):
+            never = [loops.step(-1.0) for _ in range(3)]
+            never[-1].item()
+        assert loops.calls == 1 and loops.total.item() == 1
+        assert loops.step(1.0).item() == 1.0
+
+
+def test_ctrl_c_leaves_the_steps_of_other_parts() -> None:
+    with Mesh(pipe=2) as mesh:
+        first, second = (Loops(mesh.slice(pipe=at)) for at in range(2))
+        for each in (first, second):
+            assert each.step(1.0).item() == 1.0
+        with ctrl_c(Mesh.fetch):
+            never = first.step(-1.0)
+            beside = second.step(1.0)
+            never.item()
+        assert (first.calls, first.total.item()) == (1, 1)
+        assert (second.calls, second.total.item(), beside.item()) == (2, 2, 1)
+        assert first.step(1.0).item() == 1.0
+
+
+def test_a_worker_dies_after_ctrl_c() -> None:
+    """What was given up is not given up again, nor is what has its numbers in the new session."""
+    with Mesh(data=2) as mesh:
+        loops = Loops(mesh)
+        assert loops.step(1.0).item() == 1.0
+        with ctrl_c(Mesh.fetch):
+            loops.step(-1.0).item()
+        os.kill(mesh.executor.worker_pids()[1], signal.SIGKILL)  # type: ignore[attr-defined]
+        with pytest.raises(monarch.exceptions.DeviceMeshError):
+            while True:
+                loops.step(1.0).item()
+        monarch.heal_mesh(mesh)
+        done = loops.calls
+        assert loops.total.item() == done
+        assert [loops.step(1.0).item() for _ in range(5)] == [1.0] * 5
+        assert loops.calls == done + 5 and loops.total.item() == done + 5
 
 
 def test_ctrl_c_in_the_first_call_leaves_nothing_of_it() -> None:
@@ -113,7 +171,7 @@ def test_ctrl_c_in_the_first_call_leaves_nothing_of_it() -> None:
             (held["last"],) = monarch.while_loop(lambda x: x.sum() > -1.0, lambda x: (x * 0.5,), (x,))
             return held["last"].sum()
 
-        with ctrl_c_in_a_step(mesh):
+        with ctrl_c(MeshExecutor.wait):
             step(x).item()
         assert held == {}
         assert (x + 1).full_tensor().tolist() == [2.0] * 4
@@ -121,22 +179,22 @@ def test_ctrl_c_in_the_first_call_leaves_nothing_of_it() -> None:
 
 def test_ctrl_c_ends_many_ops_between_two_of_them() -> None:
     with Mesh(data=2) as mesh:
-        weight = monarch.distribute(torch.eye(256) * 0.5, mesh)
-        x = monarch.distribute(torch.ones(256, 256), mesh, "[@data, -]")
+        weight = monarch.distribute(torch.eye(512) * 0.5, mesh)
+        x = monarch.distribute(torch.ones(512, 512), mesh, "[@data, -]")
 
         @monarch.program
         def step(x: torch.Tensor) -> torch.Tensor:
-            for _ in range(200):
+            for _ in range(500):
                 x = (x @ weight).tanh()
             return x.sum()
 
         step(x).wait()
-        with ctrl_c_in_a_step(mesh):
-            several = [step(x) for _ in range(8)]
-            several[-1].item()
+        with ctrl_c(Mesh.fetch):
+            result = step(x)
+            result.item()
         with pytest.raises(monarch.exceptions.DeviceMeshError, match="was given up"):
-            several[-1].item()
-        assert (x + 1).sum().item() == 2 * 256 * 256
+            result.item()
+        assert (x + 1).sum().item() == 2 * 512 * 512
 
 
 @pytest.mark.sample(1)
