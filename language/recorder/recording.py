@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.tape import Expr, Input, Op, Tape, Task, Value
 from monarch.compiler.types import TensorType
-from monarch.language.recorder.meshes import Places, mesh_error
+from monarch.language.recorder.meshes import Places, apart_error, mesh_error
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
@@ -138,6 +138,8 @@ class Recording:
         """Let a program that has tensors of `mesh` be of this mesh too. Raises ProgramError where it cannot be."""
         if mesh is self.mesh and self.places is None:
             return
+        if mesh._root is not self.mesh._root:  # though nothing need be on the program's own yet
+            raise apart_error(self.mesh, mesh)
         if self.places is None:
             self.places = Places(self.tape, self.mesh, self.plain_inputs)
         self.places.name(mesh)
