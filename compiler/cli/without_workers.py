@@ -67,6 +67,10 @@ class TypesOnly:
     ) -> list[torch.Tensor]:
         raise _needs_workers("a tensor's value is needed")
 
+    @property
+    def actor_processes(self) -> None:
+        raise _needs_workers("tensors are exchanged with actors")
+
     def worker_pids(self) -> list[int]:
         raise _needs_workers("a worker's process is asked for")
 

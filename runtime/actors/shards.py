@@ -80,9 +80,11 @@ class Shards(Generic[T]):
 
 
 def _beside(executor: Executor) -> tuple[MeshExecutor | PartExecutor, ActorProcesses]:
-    if not isinstance(executor, (MeshExecutor, PartExecutor)) or executor.actor_processes is None:
+    processes: ActorProcesses | None = getattr(executor, "actor_processes", None)
+    if processes is None:
         raise MonarchError(
             f"the workers of {executor.mesh} are not in the processes of actors",
             hint="make the mesh on them: Mesh(procs=procs).",
         )
-    return executor, executor.actor_processes
+    assert isinstance(executor, (MeshExecutor, PartExecutor))
+    return executor, processes

@@ -25,6 +25,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import gc
+import importlib
 import json
 import os
 import select
@@ -37,6 +38,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import ModuleType
 from typing import Any, NoReturn
 
 from monarch.runtime.processes.output import Output
@@ -281,6 +283,7 @@ def run(control: int, controller: int, expected: str) -> NoReturn:
     A library may have started its threads anew in it, as gRPC does unless that is switched off before it is loaded.
     What would be forked from here would have that library without its threads: a fresh interpreter takes its place."""
     try:
+        _end_imports()
         if _threads() > 1:
             os.set_inheritable(control, True)
             command = fresh(control, controller, expected)
@@ -289,6 +292,16 @@ def run(control: int, controller: int, expected: str) -> NoReturn:
         sys.excepthook(*sys.exc_info())
         os._exit(1)
     main(control, controller, expected)
+
+
+def _end_imports() -> None:
+    """The controller is in the middle of importing some modules: nobody here goes on with that, and who imports them
+    would wait for it for ever. What they hold by now is what they have here."""
+    for module in list(sys.modules.values()):
+        spec: Any = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
+        if getattr(spec, "_initializing", False):
+            spec._initializing = False  # by which importlib knows that the module's lock is to be waited for
+    getattr(importlib._bootstrap, "_module_locks", {}).clear()
 
 
 def fresh(control: int, controller: int, expected: str) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.state import Remote
@@ -27,13 +28,15 @@ class Sending:
         self.tensors: dict[MeshExecutor | PartExecutor, tuple[int, list[Remote]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
-        if not isinstance(executor, (MeshExecutor, PartExecutor)) or executor.actor_processes is None:
+        processes: ActorProcesses | None = getattr(executor, "actor_processes", None)
+        if processes is None:
             raise MonarchError(
                 f"{handle.type} is on {executor.mesh}, whose workers are not in the processes of actors",
                 hint="make the mesh on these processes, Mesh(procs=procs), and actors there get their shard;\n"
                 "or fetch the tensor first: x.full_tensor().",
             )
-        strangers = set(self._to).difference(executor.actor_processes.processes)
+        assert isinstance(executor, (MeshExecutor, PartExecutor))
+        strangers = set(self._to).difference(processes.processes)
         if strangers:
             raise MonarchError(
                 f"{handle.type} is sent to {len(self._to)} actors, and {len(strangers)} of them are in processes that "
@@ -48,7 +51,7 @@ class Sending:
             )
         token, remotes = self.tensors.setdefault(executor, (executor.number(), []))
         remotes.append(executor.owned(handle, "the tensor that is sent"))
-        return take, (executor.actor_processes.name, token, len(remotes) - 1, parameter, requires_grad)
+        return take, (processes.name, token, len(remotes) - 1, parameter, requires_grad)
 
     def lend(self) -> tuple[Reference, ...]:
         """Have the workers lend what the message refers to. Raises what commands raise."""

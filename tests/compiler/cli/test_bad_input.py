@@ -72,6 +72,10 @@ MISTAKES = {
         ["compile", "value.py"],
         ["value.py:3:", "a tensor's value is needed while the file is loaded", 'if __name__ == "__main__":'],
     ),
+    "actors at import": (
+        ["compile", "actors.py"],
+        ["actors.py:14:", "tensors are exchanged with actors while the file is loaded", 'if __name__ == "__main__":'],
+    ),
     "an import that is not there": (["compile", "imports.py"], ["imports.py:1: error: ModuleNotFoundError"]),
     "a file that is not Python": (["compile", "syntax.py"], ["syntax.py:1:", "invalid syntax"]),
     "a file that exits": (["compile", "exits.py"], ["ended the process (sys.exit)"]),
@@ -171,6 +175,22 @@ FILES = {
     "dtype.py": 'import monarch\n@monarch.program(mesh=monarch.Mesh(data=2))\ndef f(x: "f33[4]"):\n    return x\n',
     "layout.py": 'import monarch\n@monarch.program(mesh=monarch.Mesh(data=2))\ndef f(x: "f32[4@tp]"):\n    return x\n',
     "nomesh.py": 'import monarch\n@monarch.program\ndef f(x: "f32[4@data]"):\n    return x + 1\n',
+    "actors.py": (
+        "import torch\n"
+        "from monarch.actor import Actor, endpoint, this_host\n"
+        "from monarch.distributed import Mesh\n"
+        "\n"
+        "class Loader(Actor):\n"
+        "    @endpoint\n"
+        "    def rows(self):\n"
+        "        return torch.ones(2)\n"
+        "\n"
+        "procs = this_host().spawn_procs(per_host={'data': 2})\n"
+        "loaders = procs.spawn('loaders', Loader)\n"
+        "mesh = Mesh(procs=procs)\n"
+        "\n"
+        "x = mesh.from_shards(loaders.rows.shards(), '[@data]')\n"
+    ),
     "value.py": (
         "import monarch, torch\nx = monarch.distribute(torch.ones(4), monarch.Mesh(data=2))\nprint(x.sum().item())\n"
     ),

@@ -181,3 +181,30 @@ use = lambda: works(mesh) and len(procs.stacks().get(30).values()) == 2
     process = started(register + start + "\n" + first if when == "before" else start + "\n" + first + register)
     out, _ = process.communicate(timeout=BOUND)
     assert out == "True\nat exit True\n" and process.returncode == 0
+
+
+def test_workers_start_while_a_module_is_imported(tmp_path: Path) -> None:
+    """It has an op that they have by name. They do not wait for the import, with which no thread of theirs goes on."""
+    (tmp_path / "loaded.py").write_text(
+        textwrap.dedent(
+            """
+            import torch
+            import monarch
+            from monarch.distributed import Mesh
+
+            def double(x):
+                return x * 2
+
+            op = monarch.remote(double, propagate=lambda x: x)
+
+            @monarch.program
+            def step(x):
+                return op(x)
+
+            result = step(monarch.distribute(torch.arange(4.0), Mesh(data=2))).full_tensor()
+            """
+        )
+    )
+    program = "import loaded; print(loaded.result.tolist())"
+    done = python.run("-c", program, cwd=tmp_path, capture_output=True, text=True, timeout=BOUND)
+    assert done.stdout == "[0.0, 2.0, 4.0, 6.0]\n", done.stderr
