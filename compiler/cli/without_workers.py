@@ -59,8 +59,9 @@ class TypesOnly:
         """Nothing interrupts a call in the middle."""
         return False
 
-    def give_up(self, handle: Handle | None) -> None:
-        """There are none."""
+    def give_up(self, handle: Handle | None) -> bool:
+        """There are no steps."""
+        return True
 
     def shards(
         self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False

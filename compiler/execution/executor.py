@@ -106,10 +106,11 @@ class Executor(Protocol):
         was interrupted who waited for them: then `undo` and `recover` are to be called."""
         ...
 
-    def give_up(self, handle: Handle | None) -> None:
+    def give_up(self, handle: Handle | None) -> bool:
         """Somebody was interrupted who waited for this value: have the workers give up the step that makes it and those
         that were given behind it, unless they have come to its commit; without a value, all steps. See `settle`.
-        Workers on other hosts go on."""
+        Workers on other hosts go on. Waits for a second at most; whether nothing is under way then that `settle` would
+        wait for."""
         ...
 
     def shards(

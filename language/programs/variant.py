@@ -271,11 +271,10 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
             parts, first = compiled.plan.parts, compiled.plan.outputs[0].part
             mesh = trace.meshes[parts[first].name] if parts else trace.mesh  # a step fails on all meshes or on none
             mesh.executor.wait(handles[0])
-        except (DeviceMeshError, KeyboardInterrupt) as error:
-            if isinstance(error, KeyboardInterrupt):
-                mesh.executor.give_up(handles[0])
-                if not _failed(mesh, handles[0]):
-                    raise
+        except KeyboardInterrupt:
+            mesh.give_up(handles[0])
+            raise
+        except DeviceMeshError:
             trace.undo()  # to what an earlier step left, which may have failed as well
             for mesh in trace.meshes.values() or [trace.mesh]:
                 mesh.recover()
@@ -283,14 +282,6 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     compiled.ran = True
     _require(trace, leaves)
     return compiled.results(trace, handles, scalars, None)
-
-
-def _failed(mesh: Mesh, handle: Handle) -> bool:
-    try:
-        mesh.executor.wait(handle)
-    except DeviceMeshError:
-        return True
-    return False
 
 
 def _require(trace: Trace, leaves: list[Any]) -> None:

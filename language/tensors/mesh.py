@@ -348,8 +348,7 @@ class Mesh(MeshAlgebra):
 
     def fetch(self, handle: Handle, ask: Callable[[Executor], T]) -> T:
         """The executor's answer to what asks for a value, or waits for it. Where a step failed, state goes back to that
-        of the last finished step first. Of who is interrupted, the step that makes the value has failed, unless it is
-        done."""
+        of the last finished step first."""
         try:
             with operations.plainly():
                 return ask(self.executor)
@@ -357,13 +356,7 @@ class Mesh(MeshAlgebra):
             self.recover()
             raise
         except KeyboardInterrupt:
-            self.executor.give_up(handle)
-            try:
-                self.settle()
-            except KeyboardInterrupt:  # once more, while what was called before is waited for
-                self.executor.give_up(None)
-                self.executor.settle()
-                self.recover()
+            self.give_up(handle)
             raise
 
     recover = recover
@@ -372,7 +365,18 @@ class Mesh(MeshAlgebra):
         """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
         executor = self._workers.executor
         if executor is not None and executor.settle():  # steps were given up, for somebody was interrupted
-            self.recover()
+            try:
+                self.recover()
+            except KeyboardInterrupt:  # once more, while what was called before is waited for
+                if executor.give_up(None):
+                    self.settle()
+                raise
+
+    def give_up(self, handle: Handle) -> None:
+        """After an interrupt of who waited for a value: unless the step that makes it is done, it has failed. Where the
+        workers do not come to its end within a second, state goes back when the mesh is next used."""
+        if self.executor.give_up(handle):
+            self.settle()
 
     def keep(self, cells: Iterable[State]) -> None:
         """Note what steps replace: what `_recover` takes back after a failure."""

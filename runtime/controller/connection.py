@@ -170,8 +170,9 @@ class Connection(ABC):
         """Wait until all workers have finished so many commands; with a place, until those there have, and not longer
         for others than is needed to know. Raises DeviceMeshError where the mesh is lost."""
 
-    def give_up_steps(self, first: int, behind: int) -> None:  # noqa: B027  workers on other hosts go on
-        """See `Executor.give_up`: commands from the first on, before another one."""
+    def give_up_steps(self, first: int, behind: int) -> bool:
+        """See `Executor.give_up`: commands from the first on, before another one. Whether any is."""
+        return False  # workers on other hosts go on
 
     def gather(self, step: Step, ranks: set[int]) -> None:
         """Wait for the answers of `ranks` to a command, and until all workers that it concerns have finished it."""
@@ -462,10 +463,12 @@ class LocalConnection(Connection):
             self._took(min(by.values()))
             self.state.finished_by(by)
 
-    def give_up_steps(self, first: int, behind: int) -> None:
-        if self.finished() <= first:
-            self.interrupted = True
-            self.workers.stop_steps(first, behind)
+    def give_up_steps(self, first: int, behind: int) -> bool:
+        if self.finished() > first:
+            return False
+        self.interrupted = True
+        self.workers.stop_steps(first, behind)
+        return True
 
     def _look(self) -> None:
         with self.lock:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pickle
 import struct
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -52,6 +53,7 @@ from monarch.runtime.shared.place import Place
 from monarch.runtime.shared.window import STAGING_BYTES
 
 _REFRESH_EVERY = 16
+_GIVE_UP_SECONDS = 1.0
 
 
 Argument = Handle | torch.Tensor | float | int
@@ -193,14 +195,22 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         stopped, self._connection.interrupted = self._connection.interrupted, False
         return stopped
 
-    def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> None:
-        first, behind = self._connection.finished(), self._state.next_command
+    def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> bool:
+        connection = self._connection
+        first, behind = connection.finished(), self._state.next_command
         if handle is not None:
             step = self._own(handle, "the value that was waited for", part).step
             first = step.sequence
             if step.place is not None:  # steps of other parts go on that need nothing of it
                 behind = first + 1
-        self._connection.give_up_steps(first, behind)
+        if not connection.give_up_steps(first, behind):
+            return True
+        until = time.monotonic() + _GIVE_UP_SECONDS
+        while connection.finished() < connection.asked():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        return True
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""

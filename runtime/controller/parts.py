@@ -50,8 +50,8 @@ class PartExecutor:
     def settle(self) -> bool:
         return self.whole.settle()
 
-    def give_up(self, handle: Handle | None) -> None:
-        self.whole.give_up(handle, self)
+    def give_up(self, handle: Handle | None) -> bool:
+        return self.whole.give_up(handle, self)
 
     def shards(
         self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False
