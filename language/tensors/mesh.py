@@ -366,7 +366,7 @@ class Mesh(MeshAlgebra):
         executor = self._workers.executor
         if executor is not None and executor.settle():  # steps were given up, for somebody was interrupted
             try:
-                self.recover()
+                self._root.recover()  # all parts may have been in them
             except KeyboardInterrupt:  # once more, while what was called before is waited for
                 if executor.give_up(None):
                     self.settle()
