@@ -118,8 +118,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """`-n auto`: one more than there are cores, which are idle where a test waits for its processes."""
-    return len(os.sched_getaffinity(0)) + 1
+    """`-n auto`: two more than there are cores, which are idle where a test waits for its processes."""
+    return len(os.sched_getaffinity(0)) + 2
 
 
 @pytest.hookimpl(optionalhook=True)

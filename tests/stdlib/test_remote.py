@@ -101,12 +101,16 @@ def test_a_call_that_cannot_be_an_op_is_an_error(call: Any, said: str) -> None:
         program(call, mesh=MESH).trace(monarch.distribute(torch.rand(4), MESH))
 
 
-def test_a_number_that_a_program_takes_is_no_constant() -> None:
+def test_a_number_that_a_program_takes_is_that_of_each_call() -> None:
+    """Functions of the user's take no symbols: the program is traced for each number."""
+
     def step(x: "f32[4]", by: float) -> Any:
         return halves({"a": x, "b": x}, by)[1][0]
 
-    with pytest.raises(ProgramError, match="pass a number that a program takes as a tensor"):
-        program(step, mesh=MESH).trace(torch.rand(4), 3.0)
+    with Mesh(data=2) as mesh:
+        traced, x = program(step, mesh=mesh), torch.rand(4)
+        for by in (3.0, 5.0, 3.0):
+            assert torch.equal(traced(x, by).full_tensor(), x / by)
 
 
 def test_another_word_for_propagate_is_an_error() -> None:

@@ -74,7 +74,7 @@ MISTAKES = {
     ),
     "actors at import": (
         ["compile", "actors.py"],
-        ["actors.py:14:", "tensors are exchanged with actors while the file is loaded", 'if __name__ == "__main__":'],
+        ["actors.py:15:", "tensors are exchanged with actors while the file is loaded", 'if __name__ == "__main__":'],
     ),
     "an import that is not there": (["compile", "imports.py"], ["imports.py:1: error: ModuleNotFoundError"]),
     "a file that is not Python": (["compile", "syntax.py"], ["syntax.py:1:", "invalid syntax"]),
@@ -189,7 +189,10 @@ FILES = {
         "loaders = procs.spawn('loaders', Loader)\n"
         "mesh = Mesh(procs=procs)\n"
         "\n"
-        "x = mesh.from_shards(loaders.rows.shards(), '[@data]')\n"
+        "try:\n"
+        "    x = mesh.from_shards(loaders.rows.shards(), '[@data]')\n"
+        "finally:\n"
+        "    procs.stop().get()\n"
     ),
     "value.py": (
         "import monarch, torch\nx = monarch.distribute(torch.ones(4), monarch.Mesh(data=2))\nprint(x.sum().item())\n"
