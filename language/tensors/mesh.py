@@ -4,25 +4,23 @@ from __future__ import annotations
 
 import gc
 import itertools
-import threading
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from types import FunctionType
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from monarch.compiler.blocks import reading
 from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.execution.events import Span, heard, tell
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
-from monarch.compiler.execution.factories import abstract_can_run, executor_for
 from monarch.compiler.loading import load
 from monarch.compiler.mesh import MeshAlgebra, Shape, named_sizes
 from monarch.compiler.types import MeshSpec
 from monarch.language.layouts import LayoutLike
 from monarch.language.tensors.operations import operations
-from monarch.language.tensors.recovery import recover
+from monarch.language.tensors.workers import State, Workers
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -62,56 +60,6 @@ def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 
 looked_at: dict[int, str] = {}
 """For each started mesh whose programs look for anomalies, by its number, for what."""
-
-
-class State(Protocol):
-    """A value on the workers that steps replace, as far as meshes know it."""
-
-    handle: Handle | None
-    kept: bool
-    """Whether its mesh knows it."""
-
-    def restored(self) -> None:
-        """The mesh was healed."""
-        ...
-
-
-class _Workers:
-    """The workers behind a mesh and every part of it: started when they are first needed."""
-
-    def __init__(self, spec: MeshSpec, where: Hosts | Procs | None) -> None:
-        self.spec = spec
-        self.shape = Shape.of(spec.sizes)
-        self.where = where
-        self.abstract = False
-        self.executor: Executor | None = None
-        self.names: weakref.WeakKeyDictionary[State, str] = weakref.WeakKeyDictionary()
-        self.number = next(_numbers)
-        self.copies: int | None = None
-        """How many copies `snapshots` keeps; None where nobody has said."""
-        self.anomaly = ""
-        """What its programs look for in every value (`CompileOptions.anomaly`)."""
-        self.closed = False
-        self._starting = threading.RLock()
-
-    def start(self) -> Executor:
-        if self.abstract and not abstract_can_run():
-            raise MonarchError(
-                f"an abstract mesh has no workers: {self.spec}",
-                hint="programs on it can be traced and compiled, not run: Mesh(...) without .abstract has workers.",
-            )
-        if self.closed:
-            raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
-        with self._starting:  # of several threads one starts them
-            if self.executor is None:
-                self.executor = executor_for(self.spec, self.where)
-            return self.executor
-
-    def close(self) -> None:
-        self.closed = True
-        executor, self.executor = self.executor, None
-        if executor is not None:
-            executor.close()
 
 
 class Mesh(MeshAlgebra):
@@ -174,11 +122,11 @@ class Mesh(MeshAlgebra):
                 hint="give dims whose sizes multiply to the number of processes, or none to have theirs.",
             )
         self._parts: dict[Shape, Mesh] = {}
-        workers = _Workers(spec, hosts if procs is None else procs)
+        workers = Workers(spec, hosts if procs is None else procs)
         self._setup(workers.shape, None, workers)
         _meshes[next(_numbers)] = self
 
-    def _setup(self, shape: Shape, root: Mesh | None, workers: _Workers) -> None:
+    def _setup(self, shape: Shape, root: Mesh | None, workers: Workers) -> None:
         self._shape = shape
         self._of = root  # none: then it is the one that was made
         self.spec = workers.spec if root is None else MeshSpec(tuple(shape.extent.items()))
@@ -359,7 +307,18 @@ class Mesh(MeshAlgebra):
             self.give_up(handle)
             raise
 
-    recover = recover
+    def recover(self) -> None:
+        """Have Python and all state be as the last step left them that did not fail. Waits for the workers. What is on
+        other parts of the mesh, a failed step may have been for too."""
+        with suppress(DeviceMeshError):  # the mesh is lost
+            self.executor.undo()
+        for mesh in self._family:
+            for cell in list(mesh._states):
+                if cell.handle is not None:
+                    try:
+                        cell.handle = mesh.executor.recover(cell.handle, wait=mesh is self)
+                    except DeviceMeshError:
+                        continue  # the failed step was to make it first, or the mesh is lost: reading it raises
 
     def settle(self) -> None:
         """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
