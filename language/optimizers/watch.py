@@ -13,12 +13,12 @@ from torch.optim import _adafactor
 from torch.optim import optimizer as torch_optimizer
 
 from monarch.compiler.errors import ProgramError
+from monarch.compiler.types import Layout
 from monarch.language.placing.distribute import distribute, moved
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot, is_plain, parameters
 from monarch.language.recorder.recording import Recording, current_program, outside_programs
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
-from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
 Optimizer = torch.optim.Optimizer
@@ -53,6 +53,31 @@ def _refuse_left_behind(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 torch_optimizer.register_optimizer_step_pre_hook(_refuse_left_behind)
+
+
+def _place_state(optimizer: Optimizer, counters: bool) -> None:
+    """Place what an optimizer has plain of parameters on a mesh, after `load_state_dict` or steps before: what has the
+    parameter's shape as the parameter lies, all else replicated. Counters, of one element, only with `counters`."""
+    for parameter in parameters(optimizer):
+        if not isinstance(parameter, DistributedTensor):
+            continue
+        for key, value in (state := optimizer.state.get(parameter, {})).items():
+            if not isinstance(value, torch.Tensor) or isinstance(value, DistributedTensor):
+                continue
+            if not (counters or value.ndim):
+                continue
+            layout = parameter.tensor_type.layout
+            alike = value.shape == parameter.shape and not layout.varying
+            with outside_programs():
+                state[key] = distribute(value, parameter.mesh, Layout(layout.shards) if alike else None)
+
+
+def _place_eagerly(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if current_program() is None:
+        _place_state(optimizer, counters=False)
+
+
+torch_optimizer.register_optimizer_step_pre_hook(_place_eagerly)
 
 
 def _note(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
@@ -203,7 +228,7 @@ class OptimizerWatch:
             for key, name in self._changing(optimizer, number):
                 if _is_number(group[key]) and number < len(before) and group[key] is before[number].get(key):
                     self._swap(self._stepping, group, key, self._scalar(name, group, key, None, group[key]))
-        self._place_state(optimizer)
+        _place_state(optimizer, counters=True)
 
     def _take(self, optimizer: Optimizer) -> None:
         """Have Scalars stand for the floats that are read at each call."""
@@ -240,16 +265,6 @@ class OptimizerWatch:
         swapped.append((group, key, group[key], value))
         group[key] = value
 
-    def _place_state(self, optimizer: Optimizer) -> None:
-        """State made by eager steps (a step counter) is placed on its parameter's mesh, replicated."""
-        for parameter in parameters(optimizer):
-            if not isinstance(parameter, DistributedTensor):
-                continue
-            state = optimizer.state.get(parameter, {})
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and not isinstance(value, DistributedTensor):
-                    state[key] = _outside(parameter.mesh, value)
-
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._put_back(self._stepping)
 
@@ -260,11 +275,6 @@ class OptimizerWatch:
             if group.get(key) is stand_in:
                 group[key] = value
         swapped.clear()
-
-
-def _outside(mesh: Mesh, value: torch.Tensor) -> DistributedTensor:
-    with outside_programs():
-        return distribute(value, mesh)
 
 
 def _is_number(value: Any) -> bool:

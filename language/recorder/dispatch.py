@@ -38,6 +38,7 @@ from monarch.language.recorder.varying import (
     varying_together,
 )
 from monarch.language.source import user_source
+from monarch.language.tensors.instead import instead
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import DependsOnData, run_fake
 from monarch.language.tensors.tensor import DistributedTensor, Ref
@@ -402,8 +403,10 @@ def plain_write(tensor: torch.Tensor) -> ProgramError:
     """The error of a program that writes to a plain tensor from outside."""
     return ProgramError(
         f"a plain tensor of shape {list(tensor.shape)} is changed in place by a distributed one",
-        hint="place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
-        "a module's buffers with monarch.module_to_mesh(module, mesh).",
+        hint=instead(
+            "place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
+            "a module's buffers with monarch.module_to_mesh(module, mesh)."
+        ),
         source=user_source(),
     )
 

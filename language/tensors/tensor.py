@@ -22,6 +22,7 @@ from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import belongs_to_user, user_source
+from monarch.language.tensors.instead import STAGER, instead
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 
@@ -444,7 +445,7 @@ class DistributedTensor(_Base):
         if not isinstance(new, DistributedTensor) or new.shape != self.shape:
             raise MonarchError(
                 f"cannot set the data of {self._ref.type} to {type(new).__name__} {list(new.shape)}",
-                hint="assign a distributed tensor of the same shape, or copy: p.copy_(x) in torch.no_grad().",
+                hint=instead("assign a distributed tensor of the same shape, or copy: p.copy_(x) in torch.no_grad()."),
                 source=user_source(),
             )
         if new.dtype != self.dtype:
@@ -482,7 +483,8 @@ class DistributedTensor(_Base):
 
     def untyped_storage(self) -> Any:
         """What PyTorch keeps of its storage, which has no memory. Raises MonarchError where a program asks for it."""
-        if operations.is_tracing() and belongs_to_user(sys._getframe(1).f_code):
+        caller = sys._getframe(1)
+        if operations.is_tracing() and belongs_to_user(caller.f_code) or caller.f_globals["__name__"] == STAGER:
             raise self._without_memory()
         return super().untyped_storage()
 
@@ -493,8 +495,10 @@ class DistributedTensor(_Base):
     def _without_memory(self) -> MonarchError:
         return MonarchError(
             f"{self!r} has no storage here: its data lies on the workers",
-            hint='write safetensors with monarch.save(model, "model.safetensors"); '
-            "elsewhere pass x.full_tensor(), which is plain.",
+            hint=instead(
+                'write safetensors with monarch.save(model, "model.safetensors"); '
+                "elsewhere pass x.full_tensor(), which is plain."
+            ),
             source=user_source(),
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -243,6 +244,26 @@ def test_a_replaced_parameter_and_loaded_state_are_noticed(mesh: Mesh) -> None:
     ours.load_state_dict(ours.state_dict())  # copies the state
     step(*batch), reference(*batch)
     assert_same_parameters(model, plain)
+
+
+@pytest.mark.parametrize("door", [program, lambda step: step], ids=["program", "eager"])
+@pytest.mark.parametrize("name", ["adamw", "sgd-nesterov"])
+def test_an_optimizers_plain_state_goes_on_as_its_parameters_lie(mesh: Mesh, name: str, door: Any) -> None:
+    _, plain = twins(mlp, mesh)
+    theirs = OPTIMIZERS[name](plain.parameters())
+    reference = make_step(plain, theirs, square_loss)
+    reference(*vector_batch(0))
+    model = copy.deepcopy(plain)
+    module_to_mesh(model, mesh, {"0.weight": "[@data, -]"})
+    ours = OPTIMIZERS[name](model.parameters())
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    step = door(make_step(model, ours, square_loss))
+    for seed in range(1, 3):
+        assert step(*vector_batch(seed)).item() == pytest.approx(reference(*vector_batch(seed)).item(), rel=1e-5)
+    assert_same_parameters(model, plain)
+    weight = dict(model.named_parameters())["0.weight"]
+    key = "exp_avg" if name == "adamw" else "momentum_buffer"
+    assert ours.state[weight][key].tensor_type.layout == weight.tensor_type.layout
 
 
 def test_state_is_named_after_the_module_and_the_optimizer(mesh: Mesh) -> None:

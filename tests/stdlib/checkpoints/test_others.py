@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import os
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
@@ -17,8 +19,11 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import monarch
 from monarch.distributed import Mesh
-from monarch.exceptions import LayoutError
+from monarch.exceptions import LayoutError, MonarchError
 from tests import python
+from tests.later import Later
+
+hf = Later("transformers")
 
 pytestmark = pytest.mark.usefixtures("here")
 
@@ -56,6 +61,39 @@ def test_dcps_own_calls(tmp_path: Path) -> None:
     assert torch.equal(model.weight.full_tensor(), before)
     monarch.load(tmp_path / "c", into={"model": (other := nn.Linear(5, 3))})
     assert torch.equal(other.weight, before)
+
+
+@pytest.mark.parametrize(
+    ("library", "call", "advice"),
+    [
+        ("safetensors.torch", "library.save_model(model, 'a.safetensors')", "monarch.save(model, "),
+        ("safetensors.torch", "library.load_model(model, 'a.safetensors')", 'monarch.load("model.safetensors", into='),
+        ("torch.distributed.checkpoint", "library.async_save(model.state_dict(), checkpoint_id='c')", "monarch.save({"),
+    ],
+)
+def test_calls_that_need_memory_here_say_what_to_write_instead(
+    library: str, call: str, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    safetensors.torch.save_model(nn.Linear(5, 3), "a.safetensors")
+    model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2))
+    with pytest.raises(MonarchError) as raised:
+        eval(call, {"library": importlib.import_module(library), "model": model})
+    assert advice in (raised.value.hint or "")
+
+
+def test_hugging_faces_calls_say_what_to_write_instead_and_that_works(tmp_path: Path) -> None:
+    config = hf.GPT2Config(vocab_size=13, n_embd=8, n_layer=1, n_head=2)
+    model = monarch.module_to_mesh(hf.GPT2LMHeadModel(config), Mesh(a=2))
+    with pytest.raises(MonarchError, match="before it is placed"):
+        model.resize_token_embeddings(20)
+    with pytest.raises(MonarchError, match=r"from_pretrained\(.*reads both"):
+        model.save_pretrained(tmp_path)
+    monarch.save(model, tmp_path / "model.safetensors").result()
+    model.config.save_pretrained(tmp_path)
+    found = hf.GPT2LMHeadModel.from_pretrained(tmp_path)
+    for ours, theirs in zip(model.parameters(), found.parameters(), strict=True):
+        assert torch.equal(ours.full_tensor(), theirs)
 
 
 def test_an_optimizers_state_goes_to_a_plain_one_and_back() -> None:
