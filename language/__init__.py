@@ -20,6 +20,7 @@ from monarch.language.recorder.random import manual_seed
 from monarch.language.recorder.reading import read_item, read_known, read_truth
 from monarch.language.recorder.recording import is_tracing
 from monarch.language.recorder.scan import scan
+from monarch.language.recorder.selecting import put, selected
 from monarch.language.recorder.transfer import transfer
 from monarch.language.recorder.varying import plainly, position
 from monarch.language.tensors.mesh import Mesh
@@ -71,7 +72,9 @@ operations.flush = flush
 operations.adopt = from_shards
 operations.plainly = plainly
 operations.position = position
+operations.put = put
 operations.reduce = reduce
+operations.selected = selected
 operations.slice_mesh = slice_mesh
 operations.to_dtensor = to_dtensor
 operations.to_mesh = to_mesh

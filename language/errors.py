@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
-from monarch.language.rewritten import rewritten
+from monarch.language.rewritten import looked_up, rewritten
 
 
 class OperatorError(MonarchError, RuntimeError):
@@ -41,11 +41,12 @@ _CALLS = {
     "allclose": "torch.isclose(a, b).all()",
     "equal": "(a == b).all()",
     "one_hot": "F.one_hot(x, num_classes=10)",
+    "torch.select": "x.select(0, i)",
     "tensor_split": "x * (torch.arange(x.shape[0]) < at)",
     "cov": "centred = x - (x * w).sum(1, True) / w.sum(); (centred * w) @ centred.T / (w.sum() - 1)",
 }
 """What to write in place of functions of PyTorch's that read a value themselves."""
-_CALLED = re.compile(rf"\b({'|'.join(_CALLS)})\(")
+_CALLED = re.compile(rf"\b({'|'.join(map(re.escape, _CALLS))})\(")
 
 
 def branch_error(source: Source | None) -> ProgramError:
@@ -57,6 +58,9 @@ def branch_error(source: Source | None) -> ProgramError:
     why = "the workers decide" if instead else "both sides are computed, the workers choose"
     if not instead and (known := _CALLS.get(called := next(iter(_CALLED.findall(line)), ""))):
         right, why = [known], f"{called}() reads the value, and this does not"
+    if not instead and (code := looked_up(source)):
+        why = "so many entries, a known number" if ".narrow(" in code else "the workers look into the tensor"
+        right = [code]
     width = max(map(len, (line, *right))) + 2
     rows = [
         (line, "# wrong: the value lives on the workers, and this line runs once, when the program is traced"),

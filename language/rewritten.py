@@ -29,6 +29,29 @@ def rewritten(source: Source | None) -> list[str]:
     return lines if len(lines) <= _LONGEST else []
 
 
+def looked_up(source: Source | None) -> str:
+    """What to write instead of `x[i]` or `x[i : i + 2]` at a place of a file, where a tensor's value is asked for as an
+    index into a plain tensor, or as an end of a slice; "" where something else stands there."""
+    if source is None or not source.column:
+        return ""
+    try:
+        tree = ast.parse("".join(linecache.getlines(source.file)))
+    except SyntaxError:
+        return ""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Subscript) and (node.lineno, node.col_offset + 1) == (source.line, source.column):
+            entries = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
+            asked = [(dim, entry) for dim, entry in enumerate(entries) if ast.unparse(entry) != ":"]
+            if len(asked) != 1 or node.end_col_offset != source.end_column - 1:
+                return ""
+            ((dim, entry),) = asked
+            base = ast.unparse(node.value)
+            if isinstance(entry, ast.Slice):
+                return f"{base}.narrow({dim}, {ast.unparse(entry.lower or ast.Constant(0))}, n)"
+            return f"{base}.index_select({dim}, {ast.unparse(entry)}.reshape(1)).squeeze({dim})"
+    return ""
+
+
 _ASKING = (ast.If, ast.While, ast.IfExp)
 
 

@@ -32,7 +32,7 @@ from monarch.compiler.passes.emitter import Emitter
 from monarch.compiler.passes.lift import Lifted, lift, own_inputs
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.timetable import order_by_timetable
-from monarch.compiler.passes.views import read_view, write_view
+from monarch.compiler.passes.views import read_view, write_places, write_view
 from monarch.compiler.tape import Expr, Number, Op, Tape, Value
 from monarch.compiler.types import MeshSpec, TensorType
 
@@ -333,6 +333,18 @@ def _arange(self: Functionalizer, op: Op) -> None:
     self.define(out, self.call(aten.arange.start_step, start, end, step, type=out.type, dtype=out.dtype))
 
 
+def _part_backward(self: Functionalizer, op: Op) -> None:
+    """The gradient of a view, of which only the workers may know where it begins."""
+    place = op.args[3]
+    if not isinstance(place, Expr):
+        self._aten(op)
+        return
+    type_: TensorType = op.out.type
+    zeros = self.full(type_, _zero(type_.dtype))
+    gradient = self.value(op.args[0])
+    self.define(op.out, write_places(self, zeros, gradient, op.args[2] % type_.ndim, place, adds=True))
+
+
 def _batch_norm(self: Functionalizer, op: Op) -> None:
     """Batch norm in training updates its running statistics in place, which its schema does not tell."""
     if op.func is aten._native_batch_norm_legit.no_stats:
@@ -367,6 +379,7 @@ enter((aten.zeros, aten.zeros_like, aten.new_zeros, *_EMPTY), normalise=_constan
 enter((aten.ones, aten.ones_like, aten.new_ones), normalise=_constant(1))
 enter((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), normalise=_full)
 enter((aten.arange,), normalise=_arange)
+enter((aten.select_backward, aten.slice_backward), normalise=_part_backward)
 enter((aten.native_batch_norm, aten._native_batch_norm_legit), normalise=_batch_norm)
 
 # -- the pass --------------------------------------------------------------------------------------------------------

@@ -9,8 +9,9 @@ import torch
 from torch import fx
 
 from monarch.compiler.errors import ProgramError
+from monarch.compiler.graph import tensor_type
 from monarch.compiler.ops.record import enter, of_packet
-from monarch.compiler.tape import Value
+from monarch.compiler.tape import Expr, Value
 from monarch.compiler.types import TensorType
 
 if TYPE_CHECKING:
@@ -118,6 +119,8 @@ def _read_expand(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> f
 
 
 def _read_slice(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    if isinstance(place := argument(value, 1, "start"), Expr):
+        return read_places(emit, base, _dim(value, parent), place, value.type)
     return _emit_slice(emit, base, value, *_slice(value, parent))
 
 
@@ -133,6 +136,8 @@ def _emit_slice(emit: Emitter, base: fx.Node, value: Value, dim: int, start: int
 
 
 def _read_select(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
+    if isinstance(place := argument(value, 1, "index"), Expr):
+        return read_places(emit, base, _dim(value, parent), place, value.type)
     return emit.call(aten.select.int, base, *_select(value, parent), type=value.type)
 
 
@@ -150,6 +155,8 @@ def _write_permute(emit: Emitter, value: Value, parent: Value, base: fx.Node, ne
 
 
 def _write_slice(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    if isinstance(place := argument(value, 1, "start"), Expr):
+        return write_places(emit, base, new, _dim(value, parent), place)
     return _emit_scatter(emit, parent, base, new, *_slice(value, parent))
 
 
@@ -166,7 +173,42 @@ def _emit_scatter(
 
 
 def _write_select(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
+    if isinstance(place := argument(value, 1, "index"), Expr):
+        return write_places(emit, base, new, _dim(value, parent), place)
     return emit.call(aten.select_scatter.default, base, new, *_select(value, parent), type=parent.type)
+
+
+def read_places(emit: Emitter, base: fx.Node, dim: int, place: Expr, type: TensorType) -> fx.Node:
+    """What lies along `dim` from a place on that only the workers know: as much as `type` says."""
+    shape = list(tensor_type(base).shape)
+    shape[dim] = type.shape[dim] if type.ndim == len(shape) else 1
+    taken = TensorType(type.dtype, tuple(shape))
+    index = _places(emit, place, tensor_type(base).shape[dim], shape[dim])
+    return emit.reshape(emit.call(aten.index_select.default, base, dim, index, type=taken), type.shape)
+
+
+def write_places(emit: Emitter, base: fx.Node, new: fx.Node, dim: int, place: Expr, adds: bool = False) -> fx.Node:
+    """`base` with `new` written along `dim`, or added, from a place on that only the workers know."""
+    into, part = tensor_type(base), tensor_type(new)
+    shape = list(into.shape)
+    shape[dim] = part.shape[dim] if part.ndim == into.ndim else 1
+    index = _places(emit, place, into.shape[dim], shape[dim])
+    func = aten.index_add.default if adds else aten.index_copy.default
+    return emit.call(func, base, dim, index, emit.reshape(new, shape), type=into)
+
+
+def _places(emit: Emitter, place: Expr, size: int, count: int) -> fx.Node:
+    """`count` places of a dim from `place` on, which may count from the end."""
+    one = TensorType(torch.int64, ())
+    first = emit.number(place)
+    below = emit.call(aten.lt.Scalar, first, 0, type=TensorType(torch.bool, ()))
+    from_end = emit.call(aten.add.Tensor, first, size, type=one)
+    first = emit.call(aten.where.self, below, from_end, first, type=one)
+    row = TensorType(torch.int64, (count,))
+    if isinstance(count, int) and count == 1:
+        return emit.reshape(first, (1,))
+    steps = emit.call(aten.arange.start_step, 0, count, 1, type=row, dtype=torch.int64)
+    return emit.call(aten.add.Tensor, steps, first, type=row)
 
 
 def _write_expand(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:

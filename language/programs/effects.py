@@ -367,10 +367,11 @@ class Effects:
             return lambda outcome: outcome.live[spot]._ref
         if ref.parent is not None:
             parent, fake, view = self._ref(ref.parent), ref.fake, ref.view
+            place = None if ref.place is None else self._tensor(ref.place, False)
 
             def viewed(outcome: Outcome) -> Ref:
                 above = parent(outcome)
-                return Ref(above.cell, fake, above, view)
+                return Ref(above.cell, fake, above, view, place=None if place is None else place(outcome))
 
             return viewed
         cell = ref.cell

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 from monarch.compiler.ops.record import enter
+from monarch.language.recorder.selecting import narrow
 from monarch.language.tensors.tensor import DistributedTensor
 
 aten = torch.ops.aten
@@ -63,11 +64,7 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return zeros.scatter(-1, tensor.unsqueeze(-1), 1)
 
 
-@composite(aten.narrow.Tensor)
-def _narrow(x: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:
-    """From where a value says; a copy, where PyTorch gives a view."""
-    first = torch.where(start < 0, start + x.shape[dim], start)
-    return x.index_select(dim, first + torch.arange(length, dtype=start.dtype))
+composite(aten.narrow.Tensor)(narrow)
 
 
 @composite(aten.tensor_split.tensor_indices_or_sections)

@@ -20,6 +20,7 @@ from monarch.compiler.tape import Number, Op, Value, View
 from monarch.language.errors import OperatorError, branch_error, operator_error
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.meshes import mesh_error
+from monarch.language.recorder.places import PlaceNode, place_of
 from monarch.language.recorder.recording import (
     Recording,
     current,
@@ -146,6 +147,8 @@ class _Call:
             pairs = [self.argument(entry) for entry in value]
             return tuple(pair[0] for pair in pairs), [pair[1] for pair in pairs]
         if isinstance(value, torch.SymInt):
+            if isinstance(value.node, PlaceNode):
+                return value.node.expr(self.recording), value.node.hint
             return self.recording.symbols.size(value), value
         if isinstance(value, torch.SymBool):
             return Number.of(bool(value)), bool(value)
@@ -292,7 +295,8 @@ def _results(
     for fake, value in zip(fakes, values, strict=True):
         if value is not None and view:
             source = _viewed(args)._ref
-            made = DistributedTensor(fake, Ref(source.cell, fake, source, value.view, recording, value))
+            ref = Ref(source.cell, fake, source, value.view, recording, value, place_of(args))
+            made = DistributedTensor(fake, ref)
             results.append(made)
         else:
             results.append(fake if value is None else recording.new(fake, value, varying))

@@ -24,6 +24,14 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     ref = args[0]._ref
     offset = ref.fake.storage_offset() if offset is None else offset
     while ref.parent is not None:
+        if ref.place is not None:
+            raise refuse(
+                OperatorError(
+                    f"{func.overloadpacket} of a view at a place that only the workers know",
+                    hint="take a copy of it first: x[i].clone().",
+                    source=user_source(),
+                )
+            )
         ref = ref.parent
     if not ref.fake.is_contiguous():
         strided = OperatorError(

@@ -16,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from monarch.language.recorder.dispatch import dispatch, is_distributed, plain_write, record, tensors_in, writes_of
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import Recording, current
-from monarch.language.recorder.varying import active, made_to_vary, selected
+from monarch.language.recorder.selecting import put, selected
+from monarch.language.recorder.varying import active, made_to_vary
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -108,6 +109,8 @@ class _Mixing(TorchFunctionMode):
         args, kwargs = made_to_vary(func, args, kwargs or {})
         if func is torch.Tensor.__getitem__:
             return selected(*args)
+        if func is torch.Tensor.__setitem__:
+            return put(*args)
         return func(*args, **kwargs)
 
 

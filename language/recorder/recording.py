@@ -18,6 +18,7 @@ from monarch.compiler.tape import Expr, Input, Op, Tape, Task, Value
 from monarch.compiler.types import TensorType
 from monarch.language.recorder.meshes import Places, apart_error, mesh_error
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
+from monarch.language.recorder.places import view_on
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -93,6 +94,7 @@ class Recording:
             parent = self.value_of(ref.parent)
             view = ref.view
             assert view is not None
+            view = view_on(self, view, ref.place)
             value = self.tape.value(ref.fake, parent, view)
             out = value if view.output is None else (*(None,) * view.output, value)
             self.tape.ops.append(

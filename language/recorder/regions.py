@@ -23,6 +23,7 @@ from monarch.compiler.tape import Input, Op, Region, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.recorder.checkpoints import checkpoint_part
 from monarch.language.recorder.meshes import mesh_error
+from monarch.language.recorder.places import view_on
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -70,6 +71,7 @@ class RegionRecording(Recording):
             view = ref.view
             assert view is not None
             parent = self.value_of(ref.parent)
+            view = view_on(self, view, ref.place)
             value = self.tape.value(ref.fake, parent, view)
             out = value if view.output is None else (*(None,) * view.output, value)
             self.tape.ops.append(

@@ -248,23 +248,6 @@ def _written(name: str, args: Any, kwargs: dict[str, Any]) -> list[Any]:
     return [each for value in found for each in (value if isinstance(value, (list, tuple)) else [value])]
 
 
-def selected(tensor: torch.Tensor, index: Any) -> Any:
-    """`tensor[index]`, where entries of the index may be numbers that only the workers know:
-    `table[mesh.rank("data")]`. PyTorch would ask for them."""
-    entries = list(index) if type(index) is tuple else [index]
-    for at, entry in enumerate(entries):
-        if entry is Ellipsis:
-            break
-        if isinstance(entry, DistributedTensor) and not entry.ndim and entry.dtype != torch.bool:
-            dim = sum(1 for before in entries[:at] if before is not None)
-            return selected(tensor.index_select(dim, entry.reshape(1)).select(dim, 0), tuple(_without(entries, at)))
-    return tensor[tuple(entries)] if type(index) is tuple else tensor[index]
-
-
-def _without(entries: list[Any], at: int) -> list[Any]:
-    return entries[:at] + entries[at + 1 :]
-
-
 def distributed(value: Any) -> Iterator[DistributedTensor]:
     """The distributed tensors among arguments, nested in lists, tuples and dicts."""
     if isinstance(value, DistributedTensor):

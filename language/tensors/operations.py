@@ -26,10 +26,12 @@ class Operations:
         "plainly",
         "position",
         "program",
+        "put",
         "read_item",
         "read_known",
         "read_truth",
         "reduce",
+        "selected",
         "slice_mesh",
         "to_dtensor",
         "to_mesh",
@@ -49,6 +51,10 @@ class Operations:
     """A tensor's value as a plain tensor, where it is known while a program is traced, or None."""
     read_truth: Callable[[Any], bool]
     """Whether a tensor's one element is not zero."""
+    selected: Callable[..., Any]
+    """`tensor[index]`, where the index has tensors without dims: (tensor, index) -> tensor."""
+    put: Callable[..., None]
+    """`tensor[index] = value` with such an index: (tensor, index, value)."""
     zeros: Callable[..., Any]
     """Records a tensor of zeros: (mesh, shape, dtype) -> tensor."""
     is_tracing: Callable[[], bool]

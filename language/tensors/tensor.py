@@ -119,9 +119,9 @@ class Cell:
 
 class Ref:
     """One way of looking at a cell: all of it (`parent` is None), or a view of another Ref. Caches its value on the
-    tape where it was last used."""
+    tape where it was last used. A view at a `place` that only the workers know keeps the tensor that says it."""
 
-    __slots__ = ("cell", "fake", "parent", "recording", "value", "view")
+    __slots__ = ("cell", "fake", "parent", "place", "recording", "value", "view")
 
     def __init__(
         self,
@@ -131,6 +131,7 @@ class Ref:
         view: View | None = None,
         recording: Recorded | None = None,
         value: Value | None = None,
+        place: DistributedTensor | None = None,
     ) -> None:
         self.cell = cell
         self.fake = fake
@@ -138,6 +139,7 @@ class Ref:
         self.view = view
         self.recording = recording
         self.value = value
+        self.place = place
 
     @property
     def type(self) -> TensorType:
@@ -159,6 +161,12 @@ def _is_row_major(fake: torch.Tensor) -> bool:
             return False
         expected *= max(size, 1)
     return fake.storage_offset() == 0
+
+
+def _has_place(index: Any) -> bool:
+    """Whether among the entries of an index there is a tensor without dims, which PyTorch takes for a number."""
+    entries = index if type(index) is tuple else (index,)
+    return any(isinstance(entry, DistributedTensor) and not entry.ndim for entry in entries)
 
 
 class DistributedTensor(_Base):
@@ -353,6 +361,21 @@ class DistributedTensor(_Base):
         handle, mesh = self._value()
         mesh.fetch(handle, lambda executor: executor.wait(handle))
         return self
+
+    def __getitem__(self, index: Any) -> Any:
+        return operations.selected(self, index) if _has_place(index) else super().__getitem__(index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        if _has_place(index):
+            operations.put(self, index, value)
+        else:
+            super().__setitem__(index, value)
+
+    def select(self, dim: int, index: Any) -> Any:
+        """The part at one place along a dim, a view; `index` may be a tensor without dims."""
+        if _has_place(index):
+            return operations.selected(self, (*(slice(None),) * (dim % max(1, self.ndim)), index))
+        return super().select(dim, index)
 
     def item(self) -> Any:
         """The value of a tensor with one element, as a Python number: waits for it."""

@@ -1,0 +1,110 @@
+"""Indices that are tensors without dims, and whose numbers only the workers know: `x[i]`, `x[:, i] = v`,
+`x.narrow(0, i, 2)`.
+
+Outside of programs the number is asked for, as PyTorch does. In per-worker code each worker takes what its own number
+says: that is no view, for `x` is the same on all workers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import ProgramError
+from monarch.language.recorder.known import known_value
+from monarch.language.recorder.places import PlaceNode
+from monarch.language.recorder.recording import current_program
+from monarch.language.recorder.varying import varying_of
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
+
+aten = torch.ops.aten
+
+_NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)
+
+
+def selected(x: torch.Tensor, index: Any) -> torch.Tensor:
+    """`x[index]`; x is a tensor of any kind."""
+    places, rest = _split(x, index)
+    for dim, place in places:
+        x = _select(x, dim, place)
+    return torch.Tensor.__getitem__(x, rest) if rest or not places else x
+
+
+def put(x: torch.Tensor, index: Any, value: Any) -> None:
+    """`x[index] = value`."""
+    places, rest = _split(x, index)
+    for dim, place in places:
+        if _is_own(x, place):
+            raise ProgramError(
+                "each worker would write to a place of its own of a tensor that is the same on all workers",
+                hint=f"x = monarch.vary(x, {varying_of(place)[0]!r})   # right: x is each worker's own\nx[i] = v",
+                source=user_source(),
+            )
+        x = _select(x, dim, place)
+    torch.Tensor.__setitem__(x, rest or (...,), value)
+
+
+def narrow(x: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:
+    """`x.narrow(dim, start, length)`."""
+    if not 0 <= length <= x.shape[dim] or not isinstance(start, DistributedTensor):
+        return x.narrow(dim, 0 if isinstance(start, DistributedTensor) else int(start), length)  # PyTorch's error
+    if _is_own(x, start) or not isinstance(x, DistributedTensor):
+        from_end = torch.where(start < 0, start + x.shape[dim], start)
+        return x.index_select(dim, from_end + torch.arange(length, dtype=start.dtype))
+    held = _held(start)
+    first, end = (torch.SymInt(PlaceNode(held, hint)) for hint in (0, length))
+    made: torch.Tensor = aten.slice.Tensor(x, dim, first, end)
+    return made
+
+
+def _split(x: torch.Tensor, index: Any) -> tuple[list[tuple[int, DistributedTensor]], tuple[Any, ...]]:
+    """The places among the entries of an index, the last one first, each with the dim of `x` at which it stands, and
+    the index without them."""
+    entries = list(index) if type(index) is tuple else [index]
+    taken = [_taken(entry) for entry in entries]
+    ellipsis = next((at for at, entry in enumerate(entries) if entry is Ellipsis), len(entries))
+    places, rest = [], []
+    for at, entry in enumerate(entries):
+        if isinstance(entry, DistributedTensor) and not entry.ndim and entry.dtype in _NUMBERS:
+            places.append((sum(taken[:at]) if at < ellipsis else x.ndim - sum(taken[at:]), entry))
+        else:
+            rest.append(entry)
+    if any(not 0 <= dim < x.ndim for dim, _ in places):
+        raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
+    return places[::-1], tuple(rest)
+
+
+def _taken(entry: Any) -> int:
+    """How many dims an entry of an index takes."""
+    if entry is None or entry is Ellipsis or isinstance(entry, bool):
+        return 0
+    if isinstance(entry, torch.Tensor) and entry.dtype in (torch.bool, torch.uint8):
+        return entry.ndim
+    return 1
+
+
+def _select(x: torch.Tensor, dim: int, place: DistributedTensor) -> torch.Tensor:
+    """`x.select(dim, place)`, a view of a distributed tensor."""
+    recording = current_program()
+    if recording is None and not varying_of(place):
+        return torch.Tensor.select(x, dim, int(place))
+    known = None if recording is None else known_value(recording, place)
+    if known is not None:
+        return torch.Tensor.select(x, dim, int(known))
+    if _is_own(x, place) or not isinstance(x, DistributedTensor):
+        return x.index_select(dim, torch.where(place < 0, place + x.shape[dim], place).reshape(1)).squeeze(dim)
+    return torch.Tensor.select(x, dim, torch.SymInt(PlaceNode(_held(place), 0)))
+
+
+def _is_own(x: torch.Tensor, place: DistributedTensor) -> bool:
+    """Whether the place is each worker's own, and `x` is not."""
+    own = varying_of(x) if isinstance(x, DistributedTensor) else ()
+    return any(dim not in own for dim in varying_of(place))
+
+
+def _held(place: DistributedTensor) -> Any:
+    """A copy of the number as it is now."""
+    held: Any = place.detach().to(torch.int64)
+    return held.clone() if held._ref.cell is place._ref.cell else held
