@@ -8,17 +8,20 @@ stands for the number, so that autograd, views of the view and writes through it
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 
-from monarch.compiler.tape import Expr, View
+from monarch.compiler.tape import Expr, Value, View
 from monarch.language.errors import branch_error
 from monarch.language.source import user_source
-from monarch.language.tensors.tensor import DistributedTensor
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
-if TYPE_CHECKING:
-    from monarch.language.recorder.recording import Recording
+
+class Recording(Protocol):
+    """A recording, as far as places know it."""
+
+    def value_of(self, ref: Ref) -> Value: ...
 
 
 class PlaceNode:
