@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from monarch.compiler.errors import LayoutError
-from monarch.compiler.local_ops import nested_index
+from monarch.compiler.layout import nested_index
 from monarch.compiler.types import MeshSpec, TensorType
 
 REDUCE: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {

@@ -228,3 +228,11 @@ def local_shape(shape: Sequence[int], layout: Layout, mesh: MeshSpec) -> tuple[i
 def parts_of(names: Sequence[str], mesh: MeshSpec) -> int:
     """The number of blocks that these mesh dims make."""
     return math.prod(mesh.sizes[name] for name in names)
+
+
+def nested_index(mesh_dims: Sequence[str], position: Mapping[str, int], sizes: Mapping[str, int]) -> int:
+    """A worker's block number along nested mesh dims, major first."""
+    index = 0
+    for name in mesh_dims:
+        index = index * sizes[name] + position[name]
+    return index

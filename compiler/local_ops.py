@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.layout import nested_index
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.names import find_op
@@ -18,14 +19,6 @@ from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.samplers import SAMPLERS
 
 Where = Mapping[str, int]
-
-
-def nested_index(mesh_dims: Sequence[str], position: Where, sizes: Where) -> int:
-    """A worker's block number along nested mesh dims, major first."""
-    index = 0
-    for name in mesh_dims:
-        index = index * sizes[name] + position[name]
-    return index
 
 
 def shard(position: Where, sizes: Where, tensor: torch.Tensor, mesh_dim: str, dim: int) -> torch.Tensor:

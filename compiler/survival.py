@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 
+from monarch.compiler.layout import MeshSpec
 from monarch.compiler.sizes import format_bytes
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.tensor_type import TensorType
 
 LOSSES = ("1 worker", "2 workers", "1 host", "1 host, 1 worker", "2 hosts")
 """What may be lost. In "1 host, 1 worker" the worker is on another host."""

@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from torch.fx.immutable_collections import immutable_list
-
 from monarch.compiler.errors import MonarchError
 
 LEAST = 2
@@ -561,8 +559,8 @@ def examples(value: Any) -> Any:
 
 def has_names(value: object) -> bool:
     """Whether there is a Size in a value, or in a list, tuple or dict, at any depth."""
-    if type(value) in (list, tuple, immutable_list):
-        return any(map(has_names, value))  # type: ignore[call-overload]
+    if isinstance(value, list) or type(value) is tuple:  # torch.fx has lists of a class of its own
+        return any(map(has_names, value))
     if isinstance(value, dict):
         return any(map(has_names, value.values()))
     return type(value) is Size
@@ -572,7 +570,7 @@ def value_at(value: Any, values: Mapping[str, int]) -> Any:
     """A size, or a list, tuple or dict with sizes in it, where symbols have these values."""
     if type(value) is Size:
         return value.poly.at(values)
-    if type(value) in (list, immutable_list):
+    if isinstance(value, list):
         return [value_at(entry, values) for entry in value]
     if type(value) is tuple:
         return tuple([value_at(entry, values) for entry in value])

@@ -151,7 +151,7 @@ def profile(
     """Run a script or a plan, measure every worker, and write a trace that ui.perfetto.dev opens."""
 
 
-@command("monarch.compiler.cli.look:inspect")
+@command("monarch.compiler.cli.inspect:inspect")
 def inspect(
     plan: PlanOrProgram,
     by: Annotated[

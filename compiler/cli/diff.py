@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from monarch.compiler.cli.load import read_plan
+from monarch.compiler.cli.look import seen_plan
 from monarch.compiler.cli.screen import amount, console, count, duration, heading, line, plain, print_json, size, table
 from monarch.compiler.inspect.differences import UNITS, Differences, differences
 from monarch.compiler.plan import Plan
@@ -20,7 +20,7 @@ _AS = {"bytes": size, "flops": amount, "seconds": duration, "": lambda value: f"
 
 def diff(before: Path, after: Path, exit_code: bool, as_json: bool) -> None:
     """Print what differs between two plans."""
-    a, b = read_plan(before), read_plan(after)
+    a, b = seen_plan(before), seen_plan(after)
     found = differences(a, b)
     if as_json:
         print_json({"differ": found.any, "same_program": a.hash == b.hash, **asdict(found)})

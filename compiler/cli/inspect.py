@@ -9,10 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler import pipeline
-from monarch.compiler.cli.compile import compiled
-from monarch.compiler.cli.emitted import text as emitted_text
-from monarch.compiler.cli.load import is_program
+from monarch.compiler.cli.look import is_program
 from monarch.compiler.cli.screen import console, line, plain, print_json, size
 from monarch.compiler.cli.sections import by as by_group
 from monarch.compiler.cli.sections import comms, kernels, memory, overview
@@ -22,12 +19,10 @@ from monarch.compiler.cli.sections.dot import text as dot_text
 from monarch.compiler.cli.sections.printing import Sections, Show, print_sections
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.costs import costs_by
-from monarch.compiler.inspect.page import page
 from monarch.compiler.inspect.survival import Survival
-from monarch.compiler.inspect.trace import load_trace
-from monarch.compiler.plan import Plan
-from monarch.compiler.plan.file import load_plan
-from monarch.compiler.report import traced_graph
+from monarch.compiler.loading import load
+from monarch.compiler.plan.look import look_at
+from monarch.compiler.plan.plan import Plan
 
 SECTIONS = {
     "overview": overview,
@@ -73,7 +68,8 @@ def inspect(
         raise MonarchError("--hosts says on how many hosts the workers are", hint="ask what they survive: --survives.")
     if sort is not None and not by:
         raise MonarchError("--sort is for tables of costs", hint="say of what: --by line.")
-    read = _read(plan, mesh, target, arg, first_call, memory_limit)
+    of_kernels = html is not None or emit is not None or after is not None  # which only torch reads
+    read = _read(plan, mesh, target, arg, first_call, memory_limit, of_kernels)
     if part is not None:
         read = _part(read, part, after)
     elif read.parts:
@@ -96,7 +92,7 @@ def inspect(
         _write_page(read, html, trace, against)
     texts = dict(_texts(read, dot, text, after))
     if emit is not None:
-        texts[emit] = emitted_text(read, emit, kernel)
+        texts[emit] = load("monarch.compiler.cli.emitted:text")(read, emit, kernel)
     sections: Sections = {}
     for of, each in _each_part(read, why):
         own = dict(_tables(each, by or [], sort or "time"))
@@ -162,16 +158,29 @@ def _headed(name: str, show: Show) -> Show:
 
 
 def _read(
-    plan: str, mesh: str | None, target: str | None, arg: list[str] | None, first_call: bool, memory_limit: str | None
+    plan: str,
+    mesh: str | None,
+    target: str | None,
+    arg: list[str] | None,
+    first_call: bool,
+    memory_limit: str | None,
+    whole: bool,
 ) -> Plan:
+    """The plan; `whole` with all that a worker needs."""
     if is_program(plan):
-        return compiled(plan, mesh, target, arg, first_call, memory_limit)
+        made: Plan = load("monarch.compiler.cli.compile:compiled")(plan, mesh, target, arg, first_call, memory_limit)
+        return made
     if mesh is not None or arg or first_call or memory_limit is not None or target is not None:
         raise MonarchError(
             f"--mesh, --target, --arg, --first-call and --memory-limit are for programs, and {plan} is a plan",
             hint="a plan is compiled already; name the program instead: train.py:train_step.",
         )
-    return load_plan(plan)
+    return _whole(plan) if whole else look_at(plan)
+
+
+def _whole(path: str | Path) -> Plan:
+    found: Plan = load("monarch.compiler.plan.file:load_plan")(path)
+    return found
 
 
 def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
@@ -209,17 +218,17 @@ def _texts(plan: Plan, dot: bool, text: bool, after: str | None) -> Iterator[tup
 
 def graph_after(plan: Plan, name: str) -> str:
     """The graph's text after the pass `name`, from the traced graph that the plan holds; "trace" for that itself."""
-    traced = traced_graph(plan)
+    traced = load("monarch.compiler.report:traced_graph")(plan)
     if name == "trace":
         return plan.traced
-    return str(pipeline.graph_after(traced, name, plan.options))
+    return str(load("monarch.compiler.pipeline:graph_after")(traced, name, plan.options))
 
 
 def _write_page(plan: Plan, path: Path, trace: Path | None, against: Path | None) -> None:
-    content = page(
+    content = load("monarch.compiler.inspect.page:page")(
         plan,
-        trace=load_trace(trace) if trace is not None else None,
-        against=load_plan(against) if against is not None else None,
+        trace=load("monarch.compiler.inspect.trace:load_trace")(trace) if trace is not None else None,
+        against=_whole(against) if against is not None else None,
     )
     try:
         path.write_text(content, encoding="utf-8")

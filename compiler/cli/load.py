@@ -25,6 +25,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.cli.arguments import arguments_of
+from monarch.compiler.cli.look import no_program
 from monarch.compiler.cli.without_workers import without_workers
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
@@ -105,19 +106,9 @@ class LoadedProgram:
             raise unnamed(self.path, scope.examples, error.message) from None
 
 
-def is_program(spec: str) -> bool:
-    """Whether a command's argument names a program (`train.py:step`, `train.py`) and not a plan's file."""
-    return re.search(r"\.py(:[^/]*)?$", spec) is not None
-
-
 def read_plan(file: Path, *, report: bool = True) -> Plan:
     """A plan's file, if need be without its report. Raises MonarchError where it is none, and where it is a program."""
-    if is_program(str(file)):
-        raise MonarchError(
-            f"{file} is a program, and a plan is wanted",
-            hint=f"compile it first: monarchc compile {file} -o step.mplan.",
-        )
-    return load_plan(file, report=report)
+    return load_plan(no_program(file), report=report)
 
 
 def load_program(

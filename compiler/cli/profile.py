@@ -15,7 +15,8 @@ from typing import Any
 import typer
 
 from monarch.compiler.cli import feed
-from monarch.compiler.cli.load import import_file, is_program, users_errors
+from monarch.compiler.cli.load import import_file, users_errors
+from monarch.compiler.cli.look import is_program
 from monarch.compiler.cli.options import GROUPS, STEPS
 from monarch.compiler.cli.run import check_machine, numbers, run_steps
 from monarch.compiler.cli.screen import console, count, duration, heading, line, plain, print_json, size, table

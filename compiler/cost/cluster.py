@@ -42,8 +42,8 @@ from typing import Any
 
 from monarch.compiler.cost.machine import MACHINES, Link, Machine
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.layout import ITEM_SIZES, MeshSpec
 from monarch.compiler.sizes import parse_bytes
-from monarch.compiler.types import DTYPES, MeshSpec
 
 _SHIPPED = Path(__file__).parent / "clusters"
 
@@ -194,9 +194,9 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
         machine = replace(machine, start=_number(data, "start"))
     if "flops" in data:
         rates = data["flops"]
-        if not isinstance(rates, dict) or rates.keys() - DTYPES.keys():
-            raise _Wrong(f"flops = {rates!r}: it has a rate for each dtype, of {', '.join(DTYPES)}")
-        given = {DTYPES[name]: _number(rates, name) for name in rates}
+        if not isinstance(rates, dict) or rates.keys() - ITEM_SIZES.keys():
+            raise _Wrong(f"flops = {rates!r}: it has a rate for each dtype, of {', '.join(ITEM_SIZES)}")
+        given = {name: _number(rates, name) for name in rates}
         machine = replace(machine, flops={**machine.flops, **given})
     links = data.get("links")
     if not isinstance(links, list) or not links:

@@ -12,8 +12,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-import torch
-
 
 @dataclass(frozen=True)
 class Link:
@@ -37,7 +35,7 @@ class Link:
 class Machine:
     """What one worker can do.
 
-    `flops`     floating-point operations a second by dtype, for matrix products; other dtypes go as f32
+    `flops`     floating-point operations a second by dtype ("f32"), for matrix products; other dtypes go as f32
     `memory`    bytes a second to and from its own memory
     `link`      to the other workers of its host: its latency is that of a collective of no bytes at all (what a
                 collective takes is `cluster.Cluster`'s to say)
@@ -47,7 +45,7 @@ class Machine:
     `shared`      the bytes of each one's own memory that one program may take
     """
 
-    flops: Mapping[torch.dtype, float]
+    flops: Mapping[str, float]
     memory: float
     link: Link
     start: float
@@ -62,11 +60,11 @@ class Machine:
             self, flops=flops, memory=self.memory / times, link=self.link.slower(times), start=self.start * times
         )
 
-    def rate(self, dtype: torch.dtype) -> float:
+    def rate(self, dtype: str) -> float:
         """Floating-point operations a second in `dtype`."""
-        return self.flops.get(dtype, self.flops[torch.float32])
+        return self.flops.get(dtype, self.flops["f32"])
 
-    def op_seconds(self, dtype: torch.dtype, flops: float, moved: float) -> float:
+    def op_seconds(self, dtype: str, flops: float, moved: float) -> float:
         """Seconds for an op that computes on the worker alone and moves so many bytes of its memory."""
         return self.start + max(flops / self.rate(dtype), moved / self.memory)
 
@@ -77,10 +75,10 @@ MACHINES: dict[str, Machine] = {
     #
     # One core with 256-bit fused multiply-adds at some 3 GHz (2 units, 8 lanes), and its share of the memory's speed.
     # Links and latency: this project's own collectives through shared memory, as benchmarks/results has them.
-    "cpu": Machine({torch.float32: 96e9, torch.float64: 48e9, torch.bfloat16: 48e9}, 10e9, Link(6e9, 13e-6), 3e-6),
+    "cpu": Machine({"f32": 96e9, "f64": 48e9, "bf16": 48e9}, 10e9, Link(6e9, 13e-6), 3e-6),
     # NVIDIA A100 Tensor Core GPU datasheet (SXM, 80 GB): dense rates; NVLink 600 GB/s, both directions together.
     "cuda:80": Machine(
-        {torch.float32: 19.5e12, torch.float64: 19.5e12, torch.bfloat16: 312e12, torch.float16: 312e12},
+        {"f32": 19.5e12, "f64": 19.5e12, "bf16": 312e12, "f16": 312e12},
         2.039e12,
         Link(300e9, 12e-6),
         4e-6,
@@ -89,7 +87,7 @@ MACHINES: dict[str, Machine] = {
     ),
     # NVIDIA H100 Tensor Core GPU datasheet (SXM): dense rates; NVLink 900 GB/s, both directions together.
     "cuda:90": Machine(
-        {torch.float32: 67e12, torch.float64: 67e12, torch.bfloat16: 989e12, torch.float16: 989e12},
+        {"f32": 67e12, "f64": 67e12, "bf16": 989e12, "f16": 989e12},
         3.35e12,
         Link(450e9, 10e-6),
         4e-6,
@@ -98,7 +96,7 @@ MACHINES: dict[str, Machine] = {
     ),
     # NVIDIA DGX B200 datasheet, divided by its eight GPUs: dense rates; NVLink 1.8 TB/s, both directions together.
     "cuda:100": Machine(
-        {torch.float32: 75e12, torch.float64: 37e12, torch.bfloat16: 2250e12, torch.float16: 2250e12},
+        {"f32": 75e12, "f64": 37e12, "bf16": 2250e12, "f16": 2250e12},
         8e12,
         Link(900e9, 10e-6),
         4e-6,
@@ -107,7 +105,7 @@ MACHINES: dict[str, Machine] = {
     ),
     # AMD Instinct MI300X datasheet: dense matrix rates; seven Infinity Fabric links of 128 GB/s, both directions.
     "gfx942": Machine(
-        {torch.float32: 163.4e12, torch.float64: 163.4e12, torch.bfloat16: 1307e12, torch.float16: 1307e12},
+        {"f32": 163.4e12, "f64": 163.4e12, "bf16": 1307e12, "f16": 1307e12},
         5.3e12,
         Link(448e9, 15e-6),
         6e-6,
@@ -121,7 +119,7 @@ NETWORK = Link(bandwidth=1.2e9, latency=120e-6, message=40e-6)
 transports` prints on a quiet machine (a signal there and back in 54 µs, 2.0 GB/s over loopback): workers compute
 meanwhile, and networks are slower."""
 
-BALANCED = Machine({torch.float32: 4.0}, memory=10.0, link=Link(bandwidth=1.0, latency=64.0), start=0.0)
+BALANCED = Machine({"f32": 4.0}, memory=10.0, link=Link(bandwidth=1.0, latency=64.0), start=0.0)
 """The machine for which the partitioner chooses layouts, whatever a plan is compiled for: its unit of time is that in
 which a worker sends a byte. A CPU worker does some 10 to 50 floating-point operations in that time, a GPU hundreds; 4
 also keeps tensor parallelism in the narrowest models from being traded for gathered weights."""

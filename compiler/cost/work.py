@@ -79,9 +79,9 @@ def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> tupl
         return 0.0, 0, 0.0, 0  # the collective has all of it
     packet = getattr(node.target, "overloadpacket", node.target)
     made = [each for each in types if each is not None]
-    dtype = made[0].dtype if made else torch.float32
+    dtype, name = (made[0].dtype, made[0].dtype_name) if made else (torch.float32, "f32")
     if op_name(node.target) == "getitem" or (is_view(node.target) and not takes):
-        return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else machine.op_seconds(dtype, 0.0, 0), 0
+        return 0.0, 0, 0.0 if op_name(node.target) == "getitem" else machine.op_seconds(name, 0.0, 0), 0
     operands = [each.meta["type"] for each in tensor_operands(node)]
     read = [graph.local_shape(each) for each in operands]
     results = [() if each is None else graph.local_shape(each) for each in types]
@@ -93,4 +93,4 @@ def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> tupl
         flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
     moved = sum(local_bytes(graph, each) for each in (*operands, *made))
     peak = machine.attention if is_attention(packet) else 1.0
-    return flops, moved, machine.op_seconds(dtype, flops / peak, moved), 0
+    return flops, moved, machine.op_seconds(name, flops / peak, moved), 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import torch
-
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.inspect.values import local_bytes, report_of
 from monarch.compiler.plan import Plan, Value
@@ -58,7 +56,7 @@ def estimate(plan: Plan, cluster: Cluster) -> Estimate:
     flops = sum(value.flops for value in busiest.values)
     items, unit = _items(tuple(value for worker in workers for value in worker.values))
     machine = cluster.shared(busiest.count).machine
-    most = max((machine.rate(dtype) for dtype in _products(busiest.values)), default=machine.rate(torch.float32))
+    most = max((machine.rate(dtype) for dtype in _products(busiest.values)), default=machine.rate("f32"))
     return Estimate(
         seconds=seconds,
         computing=busiest.computing,
@@ -195,12 +193,12 @@ def _sending(plan: Plan, number: int, cluster: Cluster) -> float:
     return link.latency + local_bytes(transfer.received, target.plan.mesh) / link.bandwidth
 
 
-def _products(values: tuple[Value, ...]) -> set[torch.dtype]:
+def _products(values: tuple[Value, ...]) -> set[str]:
     """The dtypes of the ops that compute most: half of all operations or more."""
-    by_dtype: dict[torch.dtype, float] = {}
+    by_dtype: dict[str, float] = {}
     for value in values:
         if value.flops and value.types and value.types[0] is not None:
-            dtype = value.types[0].dtype
+            dtype = value.types[0].dtype_name
             by_dtype[dtype] = by_dtype.get(dtype, 0.0) + value.flops
     return {max(by_dtype, key=lambda dtype: by_dtype[dtype])} if by_dtype else set()
 
@@ -208,6 +206,6 @@ def _products(values: tuple[Value, ...]) -> set[torch.dtype]:
 def _items(values: tuple[Value, ...]) -> tuple[int, str]:
     shapes = [value.types[0] for value in values if value.op == "input" and value.types and value.types[0] is not None]
     for type_ in shapes:
-        if type_.dtype == torch.int64 and type_.ndim == 2:
+        if type_.dtype_name == "i64" and type_.ndim == 2:
             return type_.shape[0] * type_.shape[1], "tokens"
     return next(((type_.shape[0], "examples") for type_ in shapes if type_.ndim), (0, ""))

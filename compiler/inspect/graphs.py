@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.inspect.values import kernel_name, local_bytes
+from monarch.compiler.loading import load
 from monarch.compiler.plan import Plan, Slot
-from monarch.compiler.plan.stretches import LEAST, Stretches, shares_first, staying, stretches_of
+
+if TYPE_CHECKING:
+    from monarch.compiler.plan.stretches import Stretches
 
 
 def graphs_of(plan: Plan) -> dict[str, Any]:
@@ -14,7 +17,7 @@ def graphs_of(plan: Plan) -> dict[str, Any]:
     in one: op, line, why, and how often; `alone` how many ops could be in one, and stand alone. With a report also
     `kept_bytes`: the memory that graphs have for what they read and leave, beside that which they need while they
     run."""
-    found = stretches_of(plan)
+    found: Stretches = load("monarch.compiler.plan.stretches:stretches_of")(plan)
     between: dict[tuple[str, str, str], int] = {}
     for number, why in found.ends:
         key = _op(plan, number), _where(plan, number), why
@@ -55,7 +58,10 @@ def _kept(plan: Plan, found: Stretches) -> int:
         if value.instruction >= 0 and value.types and value.types[0] is not None:
             sizes[plan.instructions[value.instruction].out] = local_bytes(value.types[0], plan.mesh)
     makers = {each.out: each for each in plan.instructions}
-    stay = staying(plan)
+    shares_first, stay = (
+        load("monarch.compiler.plan.stretches:shares_first"),
+        load("monarch.compiler.plan.stretches:staying")(plan),
+    )
     left: set[int] = set()
     kept = 0
     for stretch in found.stretches:
@@ -76,6 +82,6 @@ def sentence(found: dict[str, Any]) -> str:
     """How many graphs there are, of how many ops."""
     ops = [each["ops"] for each in found["graphs"]]
     if not ops:
-        return f"none: no {LEAST} ops that could be in one stand beside each other"
+        return "none: no 2 ops that could be in one stand beside each other"
     many = f"{len(ops):,} graph{'s' * (len(ops) > 1)} of {', '.join(f'{each:,}' for each in ops[:8])}"
     return f"{many}{' …' if len(ops) > 8 else ''} ops" + (f"; {found['alone']:,} alone" if found["alone"] else "")

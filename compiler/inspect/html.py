@@ -16,7 +16,8 @@ from monarch.compiler.inspect.drawing import Axis, Drawing, Point, Sheets, rect
 from monarch.compiler.inspect.drawing import dotted as _dotted
 from monarch.compiler.inspect.drawing import hatched as _hatched
 from monarch.compiler.inspect.palette import DIMS, variables
-from monarch.compiler.types import DTYPE_NAMES, VARYING, Layout, MeshSpec, TensorType
+from monarch.compiler.layout import VARYING, Layout, MeshSpec
+from monarch.compiler.tensor_type import TensorType
 
 _MONO = "ui-monospace, 'SF Mono', Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 _SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
@@ -100,7 +101,7 @@ def _named(name: str, hue: int) -> str:
 
 def type_text(type: TensorType, hues: Mapping[str, int]) -> str:
     """A tensor type as text, its mesh dims in their colours."""
-    return f"<code>{DTYPE_NAMES[type.dtype]}{_layout_text(type.layout, type.shape, hues)}</code>"
+    return f"<code>{type.dtype_name}{_layout_text(type.layout, type.shape, hues)}</code>"
 
 
 def _layout_text(layout: Layout, heads: Sequence[object], hues: Mapping[str, int]) -> str:

@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-import torch
-
 from monarch.compiler.cost.cluster import cluster_of
 from monarch.compiler.cost.machine import Machine
 from monarch.compiler.inspect.blocks import Block, blocks_of
@@ -91,7 +89,7 @@ def overview(plan: Plan) -> Overview:
 
 def _is_arithmetic(value: Value, machine: Machine) -> bool:
     """Whether an op takes as long as its operations do, and not as long as its bytes."""
-    dtype = next((type_.dtype for type_ in value.types if type_ is not None), torch.float32)
+    dtype = next((type_.dtype_name for type_ in value.types if type_ is not None), "f32")
     return value.flops / machine.rate(dtype) > value.moved / machine.memory
 
 

@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from monarch.compiler.layout import MeshSpec
 from monarch.compiler.ops import OPS
 from monarch.compiler.plan.plan import Instruction, Plan
 from monarch.compiler.plan.trace import Span, Step, Trace
 from monarch.compiler.plan.waits import dims_of
-from monarch.compiler.types import MeshSpec
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,9 @@ from typing import Any, NoReturn
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.chrome import events
+from monarch.compiler.layout import MeshSpec
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import COMMANDS, HANDLED, Command, Handled, Span, Step, Trace, TracedPlan
-from monarch.compiler.types import MeshSpec
 
 __all__ = ["Command", "Handled", "Span", "Step", "Trace", "TracedPlan", "load_trace", "save_trace"]
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from monarch.compiler.layout import MeshSpec
     from monarch.compiler.plan.plan import Plan
     from monarch.compiler.plan.report import Report, Value
-    from monarch.compiler.types import TensorType
+    from monarch.compiler.tensor_type import TensorType
 
 UPDATES = ("optimizer state", "gradients")
 

@@ -260,7 +260,7 @@ class _Products:
         return library_seconds(work, self.target)
 
     def pointwise(self, kernel: Kernel) -> float:
-        return MACHINES[self.target].op_seconds(torch.float32, 0.0, sum(traffic(kernel)))
+        return MACHINES[self.target].op_seconds("f32", 0.0, sum(traffic(kernel)))
 
 
 def _itself(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> Made:

@@ -8,13 +8,7 @@ from typing import NoReturn
 import torch
 
 from monarch.compiler.loops.ir import (
-    ARITHMETIC,
-    BOOL,
-    DTYPES,
-    FLOATS,
     MOST_STATEMENTS,
-    POINTWISE,
-    REDUCTIONS,
     Buffer,
     Constant,
     Index,
@@ -28,6 +22,7 @@ from monarch.compiler.loops.ir import (
     Statement,
     Store,
 )
+from monarch.compiler.loops.signatures import ARITHMETIC, BOOL, DTYPES, FLOATS, POINTWISE, REDUCTIONS
 from monarch.compiler.types import DTYPE_NAMES
 
 _MOST_ELEMENTS = 1 << 48

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from monarch.compiler.loops.contraction import Contraction, contraction
-from monarch.compiler.loops.ir import BOOL, Buffer, Constant, Index, Kernel, Load, Nest, Op, Position, Reduce, Store
+from monarch.compiler.loops.ir import Buffer, Constant, Index, Kernel, Load, Nest, Op, Position, Reduce, Store
+from monarch.compiler.loops.signatures import BOOL
 
 Tensors = Sequence[torch.Tensor]
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import fx
 
 from monarch.compiler.cost.flops import matrix_flops
@@ -64,4 +63,4 @@ def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Se
     operands, results = examples(list(operands)), examples(list(results))
     flops = matrix_flops(packet, operands, results)
     touched = 4.0 * (sum(map(math.prod, operands)) + sum(map(math.prod, results)))
-    return flops / BALANCED.rate(torch.float32) + touched / BALANCED.memory
+    return flops / BALANCED.rate("f32") + touched / BALANCED.memory

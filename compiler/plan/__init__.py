@@ -1,7 +1,7 @@
 """Plans as data: everything that a worker needs to run a program, their files, and what checks them.
 
 Of the compiler the runtime imports this package, and little else; so what it needs of types and errors is here too.
-Names are imported when they are first asked for: what only reads a file's report (`look`) does without torch.
+Names are imported when they are first asked for: what only looks at a plan (`look`) does without torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Source,
         check_kind,
     )
+    from monarch.compiler.layout import REDUCTIONS, Layout, MeshSpec
     from monarch.compiler.ops import OPS
     from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
     from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
     from monarch.compiler.plan.transfers import Route, Transfer, routes
     from monarch.compiler.sizes import format_bytes
-    from monarch.compiler.types import DTYPE_NAMES, DTYPES, REDUCTIONS, Layout, MeshSpec, TensorType
+    from monarch.compiler.tensor_type import TensorType
+    from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 __all__ = [
     "Alternative",
@@ -88,7 +90,9 @@ _MODULES = {
     "monarch.compiler.plan.trace": "Command Handled Span Step Trace TracedPlan",
     "monarch.compiler.plan.transfers": "Route Transfer routes",
     "monarch.compiler.sizes": "format_bytes",
-    "monarch.compiler.types": "DTYPE_NAMES DTYPES REDUCTIONS Layout MeshSpec TensorType",
+    "monarch.compiler.layout": "REDUCTIONS Layout MeshSpec",
+    "monarch.compiler.tensor_type": "TensorType",
+    "monarch.compiler.types": "DTYPE_NAMES DTYPES",
 }
 _WHERE = {name: module for module, names in _MODULES.items() for name in names.split()}
 

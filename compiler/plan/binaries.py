@@ -17,16 +17,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NoReturn
 
-import torch
-
+from monarch.compiler.loading import load
 from monarch.compiler.loops.ir import Buffer, Kernel
-from monarch.compiler.loops.text import parse_kernel, print_kernel
 from monarch.compiler.plan.container import dump_json, load_json
 from monarch.compiler.plan.plan import Plan, Slot
-from monarch.compiler.types import DTYPE_NAMES, DTYPES
+from monarch.compiler.tensor_type import name_of
 
 if TYPE_CHECKING:
-    from monarch.compiler.plan.encode import Decoder
+    import torch
+
+    from monarch.compiler.plan.decode import Decoder
 
 
 @dataclass(frozen=True)
@@ -83,13 +83,15 @@ class KernelBinary:
 
 def kernel_hash(kernel: Kernel) -> str:
     """The SHA-256, in hex, of a kernel's text without the user's lines."""
-    return hashlib.sha256(print_kernel(kernel, lines=False).encode()).hexdigest()
+    text: str = load("monarch.compiler.loops.text:print_kernel")(kernel, lines=False)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def kernels_of(plan: Plan) -> dict[str, Kernel]:
     """The generated kernels that a plan calls, by hash, in the order of their first calls."""
     found: dict[str, Kernel] = {}
     calls = [each for each in plan.instructions if each.op == "kernel"]
+    parse_kernel = load("monarch.compiler.loops.text:parse_kernel")
     for text in dict.fromkeys(each.kwargs["text"] if "text" in each.kwargs else each.args[1] for each in calls):
         kernel = parse_kernel(text)
         found.setdefault(kernel_hash(kernel), kernel)
@@ -155,8 +157,9 @@ def _check(binary: KernelBinary, kernel: Kernel | TemplateCall, target: str) -> 
         raise _Wrong("it has no launches")
     if len(binary.variant) > _MOST_TEXT or not 0 <= binary.seconds < math.inf:
         raise _Wrong("its variant or its time is none")
+    known = load("monarch.compiler.types:DTYPE_NAMES")
     for dtype, numel in binary.scratch:
-        if dtype not in DTYPE_NAMES or not _whole(numel, 1, _MOST_SCRATCH):
+        if dtype not in known or not _whole(numel, 1, _MOST_SCRATCH):
             raise _Wrong(f"it wants scratch for {numel!a:.40} elements")
     if any(not isinstance(text, str) or len(text) > _MOST_TEXT for text in binary.gathers):
         raise _Wrong("the text of a gather is no text, or too long")
@@ -217,7 +220,7 @@ def encode_binaries(binaries: Sequence[KernelBinary]) -> tuple[bytes, bytes]:
                     [len(part) for part in parts],
                 ]
             )
-        scratch = [[DTYPE_NAMES[dtype], numel] for dtype, numel in each.scratch]
+        scratch = [[name_of(dtype), numel] for dtype, numel in each.scratch]
         call = None if each.call is None else _encoded(each.call)
         how = [each.variant, each.seconds, each.measured]
         listed.append([each.kernel, launches, scratch, list(each.gathers), how, call])
@@ -226,7 +229,7 @@ def encode_binaries(binaries: Sequence[KernelBinary]) -> tuple[bytes, bytes]:
 
 def _encoded(call: TemplateCall) -> list[Any]:
     def buffers(of: Sequence[Buffer]) -> list[Any]:
-        return [[DTYPE_NAMES[each.dtype], list(each.shape), list(each.strides)] for each in of]
+        return [[name_of(each.dtype), list(each.shape), list(each.strides)] for each in of]
 
     return [call.name, list(call.instructions), buffers(call.inputs), buffers(call.outputs), call.why]
 
@@ -274,9 +277,9 @@ class _Reader:
 
     def scratch(self, value: Any) -> tuple[torch.dtype, int]:
         dtype, numel = self.decoder.items(value, "a kernel's scratch", 2)
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in self.decoder.dtypes:
             self.decoder.fail("a kernel's scratch has no dtype")
-        return DTYPES[dtype], self.decoder.integer(numel, "the size of a kernel's scratch")
+        return self.decoder.dtypes[dtype], self.decoder.integer(numel, "the size of a kernel's scratch")
 
     def call(self, value: Any) -> TemplateCall:
         decoder = self.decoder
@@ -291,13 +294,13 @@ class _Reader:
 
     def buffer(self, value: Any) -> Buffer:
         dtype, *sizes = self.decoder.items(value, "a template's tensor", 3)
-        if not isinstance(dtype, str) or dtype not in DTYPES:
+        if not isinstance(dtype, str) or dtype not in self.decoder.dtypes:
             self.decoder.fail("a template's tensor has no dtype")
         shape, strides = (
             tuple([self.decoder.integer(n, "a size of a tensor") for n in self.decoder.items(each, "a tensor's sizes")])
             for each in sizes
         )
-        return Buffer(DTYPES[dtype], shape, strides)
+        return Buffer(self.decoder.dtypes[dtype], shape, strides)
 
     def launch(self, value: Any) -> LaunchBinary:
         decoder = self.decoder

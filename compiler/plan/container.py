@@ -116,6 +116,16 @@ def _edited(name: str, part: str) -> NoReturn:
     )
 
 
+def hash_members(
+    head: dict[str, Any], program: bytes, constants: bytes, binaries: tuple[bytes, bytes] = (b"[]", b"")
+) -> str:
+    """The SHA-256, in hex, of what a worker runs or tells of a plan."""
+    digest = hashlib.sha256(dump_json(head).encode("ascii"))
+    for part in (program, constants, *(binaries if binaries != (b"[]", b"") else ())):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
 def dump_json(value: Any) -> str:
     """Compact JSON in ASCII. Raises ValueError for infinities and nan, which JSON does not have."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)

@@ -1,101 +1,80 @@
-"""A plan's file, read to be looked at: what its report and its head say, without torch, and nothing that could be run.
+"""A plan's file, read to be looked at: without torch or the elements of constants, and never to be run.
 
 Reading a plan to run it checks every op, and loads torch for that, which takes longer than all that is asked of it.
-`Seen` has of a `Plan` what `inspect.costs` and `inspect.why` read, under the same names.
 """
 
 from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
-from monarch.compiler.errors import PlanError, Source
-from monarch.compiler.layout import ITEM_SIZES, Layout, MeshSpec, local_shape
-from monarch.compiler.plan.checks import Checks
-from monarch.compiler.plan.container import GRAPH, MEMBERS, PROGRAM, REPORT, load_json, unseal
-from monarch.compiler.plan.decode_report import decode_report
-from monarch.compiler.plan.report import Report
-
-
-class SeenDtype(NamedTuple):
-    """A dtype's name, and the bytes of an element."""
-
-    name: str
-    itemsize: int
+from monarch.compiler.errors import PlanError
+from monarch.compiler.layout import ITEM_SIZES
+from monarch.compiler.plan.binaries import decode_binaries
+from monarch.compiler.plan.container import BINARIES, CODE, CONSTANTS, MEMBERS, load_json, unseal
+from monarch.compiler.plan.decode import Decoder, plan_of_members
+from monarch.compiler.plan.plan import Plan, Slot
+from monarch.compiler.tensor_type import SEEN_DTYPES, TensorType
 
 
-@dataclass(frozen=True)
-class SeenType:
-    """A `TensorType` to look at."""
-
-    dtype: SeenDtype
-    shape: tuple[int, ...]
-    layout: Layout
-
-    def local_shape(self, mesh: MeshSpec) -> tuple[int, ...]:
-        """The shape of what one worker holds."""
-        return local_shape(self.shape, self.layout, mesh)
-
-    def __str__(self) -> str:
-        return self.dtype.name + self.layout.dims_text(self.shape) + self.layout.tail_text()
+def look_at(path: str | os.PathLike[str]) -> Plan:
+    """The plan of a file, to look at: its dtypes stand for torch's, and its constants are their
+    types. Raises PlanError where it is no plan's file, or damaged."""
+    source = Path(path)
+    manifest, members = unseal(read_file(source), source.name, MEMBERS)
+    decoder = Decoder(source.name)
+    plan = plan_of_members(manifest, members, _constants(members[CONSTANTS], decoder), decoder, report=True)
+    _check(plan, len(plan.transfers), decoder)
+    return replace(plan, binaries=decode_binaries(members[BINARIES], members[CODE], decoder))
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A plan to look at. Its instructions have `op`, `args` and `out`, its inputs `label`, its outputs `slot`."""
+def _check(plan: Plan, transfers: int, decoder: Decoder) -> None:
+    """Check what is read of instructions: `check_plan`, which knows what can be run, needs torch."""
+    for each in plan.instructions:
+        if each.op == "kernel":
+            operands, text, over = decoder.items(list(each.args), "the arguments of a kernel", 3)
+            most = len(decoder.items(operands, "a kernel's operands"))
+            if not all(isinstance(operand, Slot) for operand in operands):
+                decoder.fail("an operand of a kernel is in no slot")
+            decoder.string(text, "a kernel")
+            for place in decoder.items(over, "what a kernel writes over"):
+                decoder.integer(place, "what a kernel writes over", -1, most)
+        elif each.op in ("send", "recv"):
+            given = each.args[each.op == "send" :][:1]
+            decoder.integer(given[0] if given else None, "a transfer's number", 0, max(transfers, 1))
+    for part in plan.parts:
+        _check(part.plan, transfers, decoder)
 
-    name: str
-    hash: str
-    mesh: MeshSpec
-    inputs: Sequence[Any]
-    outputs: Sequence[Any]
-    donated: Sequence[bool]
-    instructions: Sequence[Any]
-    sources: tuple[Source, ...]
-    report: Report | None
-    graph: str
-    costs: dict[str, Any]
+
+def _constants(data: bytes, decoder: Decoder) -> dict[str, Any]:
+    """The types of the tensors in a safetensors file, by name: what its head says."""
+    size = int.from_bytes(data[:8], "little")
+    if len(data) < 8 or size > len(data) - 8:
+        decoder.fail("its constants have no head")
+    head = decoder.mapping(load_json(data[8 : 8 + size], f"{CONSTANTS} of {decoder.name}"), CONSTANTS)
+    found = {}
+    for label, entry in head.items():
+        if label == "__metadata__":
+            continue
+        about = decoder.mapping(entry, "a constant", ("dtype", "shape", "data_offsets"))
+        name = _NAMES.get(decoder.string(about["dtype"], "a constant's dtype"), about["dtype"].lower())
+        shape = [decoder.integer(length, "a size of a constant") for length in decoder.items(about["shape"], "a shape")]
+        if label.startswith(COMPLEX):  # pairs: the real and the imaginary part of each number
+            label, name, shape = label.removeprefix(COMPLEX), {"f32": "c64", "f64": "c128"}.get(name, ""), shape[:-1]
+        if name not in ITEM_SIZES:
+            decoder.fail(f"constant {label!a} is of {about['dtype'][:60]!a}")
+        found[label] = TensorType(SEEN_DTYPES[name], tuple(shape))
+    return found
 
 
-def look_at(path: Path) -> Seen | None:
-    """What there is to see in a plan's file; None where it is of several parts, each a plan. Raises PlanError where it
-    is no plan's file, or damaged."""
-    data = read_file(path)
-    manifest, members = unseal(data, path.name, MEMBERS)
-    checks = _Types(path.name)
-    head = checks.mapping(manifest.get("plan"), "the plan")
-    if "parts" in head:
-        return None
-    costs = checks.mapping(manifest.get("costs"), "'costs'")
-    program = load_json(b"[" + members[PROGRAM].replace(b"\n", b",\n") + b"]", f"{PROGRAM} of {path.name}")
-    instructions = [checks.instruction(each) for each in checks.items(program, PROGRAM)]
-    mesh, sources = checks.mesh(head.get("mesh")), checks.sources(head.get("sources"))
-    report = load_json(members[REPORT], f"{REPORT} of {path.name}")
-    inputs, outputs = (
-        [checks.items(each, "an input or output", 4) for each in checks.items(head.get(kind), kind)]
-        for kind in ("inputs", "outputs")
-    )
-    donated = checks.items(head.get("donated"), "'donated'")
-    if len(donated) != len(inputs):
-        checks.fail(f"'donated' tells of {len(donated)} of its {len(inputs)} inputs")
-    return Seen(
-        name=checks.string(head.get("name"), "its name"),
-        hash=checks.string(manifest.get("hash"), "its hash"),
-        mesh=mesh,
-        inputs=[SimpleNamespace(label=row[1]) for row in inputs],
-        outputs=[SimpleNamespace(slot=row[3]) for row in outputs],
-        donated=donated,
-        instructions=instructions,
-        sources=sources,
-        report=None if report is None else decode_report(report, checks, mesh, len(instructions), len(sources)),
-        graph=checks.text(members[GRAPH], GRAPH),
-        costs=costs,
-    )
+COMPLEX = "complex "
+"""How the name of a constant begins that is stored as pairs."""
+
+_NAMES = {"BOOL": "bool"}
+"""The format's names of dtypes that are not ours in capitals."""
 
 
 def read_file(path: Path) -> bytes:
@@ -113,21 +92,3 @@ def read_file(path: Path) -> bytes:
 def _open_at_once(path: str, flags: int) -> int:
     """A named pipe would otherwise be waited for."""
     return os.open(path, flags | os.O_NONBLOCK)
-
-
-class _Types(Checks):
-    def type(self, value: Any, mesh: MeshSpec, what: str) -> SeenType:
-        dtype, shape, layout = self.parts_of_type(value, what)
-        if layout.ndim != len(shape) or not set(layout.mesh_dims) <= set(mesh.names):
-            self.fail(f"the layout of {what} is {layout}")
-        return SeenType(SeenDtype(dtype, ITEM_SIZES[dtype]), shape, layout)
-
-    def instruction(self, value: Any) -> SimpleNamespace:
-        op, args, _, out, *_ = self.items(value, "an instruction", 7)
-        if self.string(op, "an instruction's op") == "kernel":
-            operands, text, over = self.items(args, "the arguments of a kernel", 3)
-            most = len(self.items(operands, "a kernel's operands"))
-            self.string(text, "a kernel")
-            for each in self.items(over, "what a kernel writes over"):
-                self.integer(each, "what a kernel writes over", -1, most)
-        return SimpleNamespace(op=op, args=args, out=out)

@@ -10,17 +10,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from monarch.compiler.errors import Source
+from monarch.compiler.layout import MeshSpec
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan.files import files
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.report import Report
 from monarch.compiler.plan.transfers import Route, Transfer, routes
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.tensor_type import TensorType
 
 if TYPE_CHECKING:
+    import torch
+
     from monarch.compiler.plan.binaries import KernelBinary
 
 

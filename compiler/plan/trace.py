@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from monarch.compiler.layout import MeshSpec
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.types import MeshSpec
 
 COMMANDS = ("trace", "compile", "load", "put", "run", "fetch", "wait")
 HANDLED = (

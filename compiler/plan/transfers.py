@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from monarch.compiler.errors import Source
-from monarch.compiler.local_ops import nested_index
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.layout import MeshSpec, nested_index
+from monarch.compiler.tensor_type import TensorType
 
 ALIGN = 64
 """Every block that is sent starts at a multiple of so many bytes."""

@@ -19,7 +19,8 @@ import torch
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.plan.checks import short
-from monarch.compiler.plan.encode import MAX_DEPTH, Decoder, encode_head, encode_instruction
+from monarch.compiler.plan.decode import MAX_DEPTH
+from monarch.compiler.plan.encode import TorchDecoder, encode_head, encode_instruction
 from monarch.compiler.plan.file import plan_of_json
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.schedule.arena import Span, pack
@@ -54,7 +55,7 @@ def plan_at(plan: Plan, values: Mapping[str, int]) -> Plan:
     """The plan of a program of named sizes for these values; the example's for names that are not given. Raises
     MonarchError for a name that it has not and for values that it does not serve, and PlanError for sizes that
     `with_sizes` did not write."""
-    decoder = Decoder(f"plan '{plan.name}'")
+    decoder = TorchDecoder(f"plan '{plan.name}'")
     sizes = decoder.mapping(plan.sizes, "its sizes", ("names", "conditions", "spans", "head", "program"))
     examples = decoder.mapping(sizes["names"], "the names of its sizes")
     examples = {name: decoder.integer(value, f"the size {short(name)}", LEAST) for name, value in examples.items()}
@@ -104,7 +105,7 @@ def plan_at(plan: Plan, values: Mapping[str, int]) -> Plan:
 def sizes_of_inputs(plan: Plan, names: list[str], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
     """What the named sizes of a plan are in these tensors. `names` are those of the plan's inputs. Raises MonarchError
     where a name stands for two numbers."""
-    decoder = Decoder(f"plan '{plan.name}'")
+    decoder = TorchDecoder(f"plan '{plan.name}'")
     sizes = decoder.mapping(plan.sizes, "its sizes")
     inputs = decoder.items(decoder.mapping(sizes["head"], "the plan")["inputs"], "its inputs", len(names))
     found: dict[str, int] = {}
@@ -141,7 +142,7 @@ def _with_expressions(value: Any) -> Any:
 class _Reader:
     """Reads expressions at some values."""
 
-    def __init__(self, decoder: Decoder, values: Mapping[str, int]) -> None:
+    def __init__(self, decoder: TorchDecoder, values: Mapping[str, int]) -> None:
         self._decoder, self._values = decoder, values
 
     def filled(self, value: Any, depth: int = 0) -> Any:

@@ -194,7 +194,7 @@ class Problem:
         )
         moved += sum(nbytes / self.parts(self.place(choice, at)) for at, nbytes in enumerate(makes) if nbytes)
         machine = self.cluster.machine
-        dtype = next(type_.dtype for type_ in kind.types if type_ is not None) if any(kind.types) else None
+        dtype = next((type_.dtype_name for type_ in kind.types if type_ is not None), None)
         rate = machine.rate(dtype) if dtype is not None else 1.0
         seconds = len(kind.nodes) * max(kind.flops / divided / rate, moved / machine.memory)
         if number in self.returned and any(map(is_partial, place := self.place(choice, 0))):

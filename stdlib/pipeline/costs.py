@@ -16,6 +16,7 @@ from monarch.compiler.cost.flops import is_attention, matrix_flops
 from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.schema import is_view
+from monarch.compiler.types import DTYPE_NAMES
 from monarch.language.source import user_source
 
 _MACHINE = MACHINES["cpu"]
@@ -102,4 +103,4 @@ def _seconds(func: Any, args: Any, out: Any) -> float:
     read = [*operands[1:], *results] if packet in _LOOKS_UP else operands
     moved = sum(each.nbytes for each in (*read, *results))
     peak = _MACHINE.attention if is_attention(packet) else 1.0
-    return _MACHINE.op_seconds(results[0].dtype, flops / peak, moved)
+    return _MACHINE.op_seconds(DTYPE_NAMES.get(results[0].dtype, "f32"), flops / peak, moved)

@@ -10,8 +10,9 @@ from rich.console import Console
 from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
 from monarch.compiler.inspect.values import kernel_name, kernel_of, report_of
 from monarch.compiler.loops.ir import traffic
-from monarch.compiler.loops.text import parse_kernel
+from monarch.compiler.loops.read import Reader
 from monarch.compiler.plan import OPS, Plan
+from monarch.compiler.tensor_type import SEEN_DTYPES
 
 
 def data(plan: Plan) -> list[dict[str, Any]]:
@@ -62,7 +63,7 @@ def data(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _generated(text: str, ops: int) -> dict[str, Any]:
-    kernel = parse_kernel(text)
+    kernel = Reader(text, SEEN_DTYPES).kernel()
     lines = sorted({line for nest in kernel.nests for line in nest.lines if line}, key=_file_and_line)
     read, written = traffic(kernel)
     return {"ops": ops, "lines": lines, "bytes_read": read, "bytes_written": written}

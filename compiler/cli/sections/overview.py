@@ -18,7 +18,6 @@ from monarch.compiler.inspect.verdicts import verdicts
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
 from monarch.compiler.plan.report import PHASES, peak
 from monarch.compiler.plan.transfers import moved_bytes
-from monarch.compiler.text import parse_type
 
 _SHOWN = 12
 _MARKS = {"good": "✓", "note": "!", "bad": "✗"}
@@ -108,7 +107,7 @@ def show(out: Console, plan: Plan) -> None:
     workers = count(plan.mesh.workers, "worker")
     line(out, plain(plan.name, "bold"), f"on {plan.mesh}: {workers}, for {plan.made_for}")
     line(out, plain(f"hash {plan.hash}", "dim"))
-    _interface(out, found)
+    _interface(out, plan, found)
     for title, note, lines in _layouts_found(plan.costs):
         heading(out, title, note)
         for text in lines:
@@ -194,24 +193,26 @@ def _graphs(out: Console, found: dict[str, Any]) -> None:
         table(out, ["~", ">", "~", "~"], between[:_SHOWN])
 
 
-def _interface(out: Console, found: dict[str, Any]) -> None:
-    inputs = [entry for entry in found["inputs"] if entry["kind"] != "state"]
+def _interface(out: Console, plan: Plan, found: dict[str, Any]) -> None:
+    taken = [(entry, spec.type) for entry, spec in zip(found["inputs"], plan.inputs, strict=True)]
+    inputs = [each for each in taken if each[0]["kind"] != "state"]
     if inputs:
         heading(out, "inputs")
-        table(out, ["", "~", "~", "~"], [_row(entry) for entry in inputs])
-    if states := [entry for entry in found["inputs"] if entry["kind"] == "state"]:
+        table(out, ["", "~", "~", "~"], [_row(*each) for each in inputs])
+    if states := [each for each in taken if each[0]["kind"] == "state"]:
         held: dict[str, int] = {}
-        for entry in states:
+        for entry, _ in states:
             held[entry.get("part", "")] = held.get(entry.get("part", ""), 0) + entry["bytes"]
         each = ", ".join(f"{size(total)} a worker{f' of {part}' if part else ''}" for part, total in held.items())
         heading(out, "state", f"{count(len(states), 'tensor')}, {each}")
         if len(states) <= _SHOWN:
-            table(out, ["~", "~", "~"], [_row(entry)[1:] for entry in states])
+            table(out, ["~", "~", "~"], [_row(*each)[1:] for each in states])
         else:
             _summed(out, states)
-    if outputs := [entry for entry in found["outputs"] if entry["kind"] == "return"]:
+    given = zip(found["outputs"], plan.outputs, strict=True)
+    if outputs := [(entry, spec.type) for entry, spec in given if entry["kind"] == "return"]:
         heading(out, "results")
-        table(out, ["", "~", "~", "~"], [_row(entry) for entry in outputs])
+        table(out, ["", "~", "~", "~"], [_row(*each) for each in outputs])
     replaced = sum(1 for entry in found["inputs"] if entry["donated"])
     made = sum(1 for entry in found["outputs"] if entry["kind"] == "state") - replaced
     if replaced or made:
@@ -223,12 +224,11 @@ def _interface(out: Console, found: dict[str, Any]) -> None:
         table(out, ["~", "~"], list(found["constants"].items())[:_SHOWN])
 
 
-def _summed(out: Console, states: list[dict[str, Any]]) -> None:
+def _summed(out: Console, states: list[tuple[dict[str, Any], TensorType]]) -> None:
     """Many states: by kind and layout."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for entry in states:
-        layout = parse_type(entry["type"]).layout
-        shards = ", ".join(layout.mesh_dims)
+    for entry, type_ in states:
+        shards = ", ".join(type_.layout.mesh_dims)
         key = (kind_of(entry["name"]), f"cut over {shards}" if shards else "whole on every worker")
         groups.setdefault(key, []).append(entry["bytes"])
     table(
@@ -238,10 +238,9 @@ def _summed(out: Console, states: list[dict[str, Any]]) -> None:
     )
 
 
-def _row(entry: dict[str, Any]) -> tuple[object, ...]:
+def _row(entry: dict[str, Any], type_: TensorType) -> tuple[object, ...]:
     local = entry["local"]
-    whole = list(parse_type(entry["type"]).shape)
-    notes = [] if local == whole else [f"a worker holds {local}"]
+    notes = [] if local == list(type_.shape) else [f"a worker holds {local}"]
     notes += [f"on {entry['part']}"] if "part" in entry else []
     return (
         entry["kind"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,9 +11,10 @@ from monarch.compiler.cli.screen import heading, size, table
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.inspect.values import local_bytes
-from monarch.compiler.local_ops import nested_index
+from monarch.compiler.layout import nested_index
 from monarch.compiler.plan import MeshSpec, Plan, TensorType
-from monarch.compiler.text import parse_type
+
+_TENSORS = ("input", "state")
 
 
 def read_worker(text: str, mesh: MeshSpec) -> dict[str, int]:
@@ -56,11 +57,7 @@ def data(plan: Plan, at: Mapping[str, int]) -> dict[str, Any]:
             "bytes": local_bytes(type, plan.mesh),
         }
 
-    tensors = [
-        (name, spec)
-        for name, spec in zip(input_names(plan), plan.inputs, strict=True)
-        if spec.kind in ("input", "state")
-    ]
+    tensors = [(name, spec) for name, spec in zip(input_names(plan), plan.inputs, strict=True) if spec.kind in _TENSORS]
     return {
         "worker": dict(at),
         "rank": plan.mesh.rank(at),
@@ -71,6 +68,10 @@ def data(plan: Plan, at: Mapping[str, int]) -> dict[str, Any]:
 
 def show(out: Console, plan: Plan, at: Mapping[str, int]) -> None:
     found = data(plan, at)
+    sizes = {
+        "inputs": [spec.type.shape for spec in plan.inputs if spec.kind in _TENSORS],
+        "outputs": [spec.type.shape for spec in plan.outputs],
+    }
     place = ", ".join(f"{name}={position}" for name, position in at.items())
     for title in ("inputs", "outputs"):
         rows = found[title]
@@ -85,17 +86,16 @@ def show(out: Console, plan: Plan, at: Mapping[str, int]) -> None:
                     row["name"],
                     row["type"],
                     str(row["local"]),
-                    _part(row),
+                    _part(row, whole),
                     size(row["bytes"]),
                 )
-                for row in rows
+                for row, whole in zip(rows, sizes[title], strict=True)
             ],
         )
 
 
-def _part(row: dict[str, Any]) -> str:
+def _part(row: dict[str, Any], whole: Sequence[int]) -> str:
     """`[0:32, :]`, a colon alone for a dim of which it holds everything."""
-    whole = _sizes(row["type"])
     parts = [
         ":" if (start, stop) == (0, size_) else f"{start}:{stop}"
         for (start, stop), size_ in zip(row["ranges"], whole, strict=True)
@@ -104,7 +104,3 @@ def _part(row: dict[str, Any]) -> str:
     for name, reduction in row["partial"].items():
         text += f", its part of the {reduction} over {name}"
     return text + (f", its own along {', '.join(row['varying'])}" if row["varying"] else "")
-
-
-def _sizes(text: str) -> tuple[int, ...]:
-    return parse_type(text).shape

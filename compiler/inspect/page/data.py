@@ -22,7 +22,7 @@ from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, Value
 from monarch.compiler.plan.trace import Step, Trace
 from monarch.compiler.plan.transfers import moved_bytes
-from monarch.compiler.types import DTYPE_NAMES, TensorType
+from monarch.compiler.tensor_type import TensorType
 
 T = TypeVar("T", bound=Hashable)
 
@@ -156,7 +156,7 @@ def _decision(decision: Decision, dims: dict[str, int], texts: _Table[str]) -> l
 def _type(type_: TensorType, dims: dict[str, int]) -> list[Any]:
     layout = type_.layout
     return [
-        DTYPE_NAMES[type_.dtype],
+        type_.dtype_name,
         type_.dtype.itemsize,
         type_.shape,
         [[dims[name] for name in names] for names in layout.shards],

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 
-from monarch.compiler.loops.ir import BOOL, FLOATS, INTS, Constant
+from monarch.compiler.loops.ir import Constant
+from monarch.compiler.loops.signatures import BOOL, FLOATS, INTS
 
 TYPES = {
     torch.float64: "double",

@@ -16,8 +16,9 @@ from monarch.compiler.kernels.cpp.expressions import TYPES, memory_type
 from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import BLOCK, Segment, Segments
 from monarch.compiler.kernels.cpp.statements import StatementWriter
-from monarch.compiler.loops.ir import FLOATS, Load, Reduce, Store
+from monarch.compiler.loops.ir import Load, Reduce, Store
 from monarch.compiler.loops.nests import operands
+from monarch.compiler.loops.signatures import FLOATS
 
 _CHUNK = 2048
 """Elements of a row that one lane of accumulators sums up; their sums are summed in turn, which keeps errors small."""

@@ -12,7 +12,8 @@ from monarch.compiler.kernels.cpp.expressions import TYPES
 from monarch.compiler.kernels.cpp.ranges import exponentials
 from monarch.compiler.kernels.cpp.schedule import TILE
 from monarch.compiler.kernels.cpp.segments import Segments
-from monarch.compiler.loops.ir import FLOATS, Constant, Index, Load, Op, Position, Reduce, Store
+from monarch.compiler.loops.ir import Constant, Index, Load, Op, Position, Reduce, Store
+from monarch.compiler.loops.signatures import FLOATS
 
 _PLAIN = frozenset((-2, -1, -0.5, 0, 0.5, 1, 2))
 """Constants that are better known when a nest is compiled, and hardly follow from sizes."""

@@ -11,7 +11,7 @@ from torch import fx
 from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower.coordinates import At, Gathered, Unfusable
 from monarch.compiler.kernels.lower.values import Lowering, arguments, compute_dtype, handler
-from monarch.compiler.loops.ir import BOOL, FLOATS
+from monarch.compiler.loops.signatures import BOOL, FLOATS
 
 
 def _inputs(lower: Lowering, node: fx.Node, at: At, *names: str, dtype: torch.dtype | None = None) -> list[int]:

@@ -11,7 +11,7 @@ from torch import fx
 from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Unfusable
 from monarch.compiler.kernels.lower.values import Lowering, arguments, compute_dtype, handler
-from monarch.compiler.loops.ir import FLOATS
+from monarch.compiler.loops.signatures import FLOATS
 
 DimsOf = Callable[[fx.Node, int], tuple[int, ...]]
 

@@ -16,10 +16,6 @@ from monarch.compiler import ops
 from monarch.compiler.graph import args_of, provenance
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Coordinate, Gathered, Unfusable, unflatten
 from monarch.compiler.loops.ir import (
-    ARITHMETIC,
-    BOOL,
-    FLOATS,
-    POINTWISE,
     Buffer,
     Constant,
     Index,
@@ -31,6 +27,7 @@ from monarch.compiler.loops.ir import (
     Store,
     varies_along,
 )
+from monarch.compiler.loops.signatures import ARITHMETIC, BOOL, FLOATS, POINTWISE
 from monarch.compiler.ops.record import of_packet, record
 from monarch.compiler.rules.call import argument
 

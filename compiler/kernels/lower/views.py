@@ -10,7 +10,7 @@ from torch import fx
 from monarch.compiler.graph import args_of
 from monarch.compiler.kernels.lower.coordinates import Affine, At, Gathered, Unfusable, reshaped
 from monarch.compiler.kernels.lower.values import Lowering, arguments, compute_dtype, handler
-from monarch.compiler.loops.ir import ARITHMETIC
+from monarch.compiler.loops.signatures import ARITHMETIC
 from monarch.compiler.ops.record import enter
 
 

@@ -37,7 +37,7 @@ from monarch.compiler.plan.binaries import (
     kernel_hash,
     kernels_of,
 )
-from monarch.compiler.plan.encode import Decoder
+from monarch.compiler.plan.encode import TorchDecoder
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Plan
 
@@ -210,7 +210,7 @@ def _read(path: Path) -> KernelBinary | None:
         return None
     (length,) = struct.unpack_from("<Q", data, 32)
     try:
-        (found,) = decode_binaries(data[40 : 40 + length], data[40 + length :], Decoder(path.name))
+        (found,) = decode_binaries(data[40 : 40 + length], data[40 + length :], TorchDecoder(path.name))
     except (PlanError, ValueError):  # of another version of this file's format
         return None
     return found

@@ -25,6 +25,7 @@ from monarch.compiler.kernels.triton.variants import MOST_VARIANTS
 from monarch.compiler.loops.ir import Buffer
 from monarch.compiler.plan.binaries import KernelBinary, TemplateCall
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
+from monarch.compiler.types import DTYPE_NAMES
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _buffers(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> tuple[tuple[An
 def _seconds(work: CallCost, dtype: torch.dtype, target: str) -> tuple[float, float]:
     """What the template is estimated to take, and the op in parts."""
     machine = MACHINES[target]
-    rate = machine.rate(dtype)
+    rate = machine.rate(DTYPE_NAMES[dtype])
     ours = work.launches * machine.start + max(work.flops / (rate * work.reached), work.moved / machine.memory)
     parts = work.parts * machine.start + max(work.parts_flops / rate, work.parts_moved / machine.memory)
     return ours, parts

@@ -26,8 +26,9 @@ from monarch.compiler.kernels.triton.operations import (
 )
 from monarch.compiler.kernels.triton.schedule import Axis, Schedule, ceiling
 from monarch.compiler.kernels.triton.source import ERROR
-from monarch.compiler.loops.ir import BOOL, FLOATS, Constant, Index, Load, Nest, Op, Position, Reduce, Store
+from monarch.compiler.loops.ir import Constant, Index, Load, Nest, Op, Position, Reduce, Store
 from monarch.compiler.loops.nests import live, operands
+from monarch.compiler.loops.signatures import BOOL, FLOATS
 
 Shape = tuple[bool, ...]
 """Along which dims of the tile a value extends: it has size 1 along the others. () for a scalar."""

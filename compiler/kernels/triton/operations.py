@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from monarch.compiler.loops.ir import BOOL, FLOATS, Constant
+from monarch.compiler.loops.ir import Constant
+from monarch.compiler.loops.signatures import BOOL, FLOATS
 
 TYPES: dict[torch.dtype, str] = {
     torch.float64: "tl.float64",

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from monarch.compiler.cost.machine import MACHINES
+from monarch.compiler.types import DTYPE_NAMES
 
 HALVES = (torch.bfloat16, torch.float16)
 SMALLEST = 16
@@ -141,7 +142,7 @@ def _seconds(work: ProductSize, tiles: Tiles, target: str, reached: float) -> fl
     machine = MACHINES[target]
     down, across = -(-work.rows // tiles.rows), -(-work.columns // tiles.columns)
     waves = -(-work.batch * down * across // machine.processors)
-    rate = machine.rate(work.dtype) / machine.processors * reached
+    rate = machine.rate(DTYPE_NAMES[work.dtype]) / machine.processors * reached
     # Small tiles read the factors more often, out of the L2 cache, until that takes longer than multiplying them.
     smaller = min(tiles.rows, tiles.columns)
     rate *= min(1.0, smaller / (128 if work.dtype in HALVES else 64)) ** 0.5

@@ -18,8 +18,8 @@ from monarch.compiler.cli.load import _PATH
 from monarch.compiler.cli.screen import clean
 from monarch.compiler.cli.values import read_mesh
 from monarch.compiler.errors import MonarchError
-from monarch.compiler.plan.container import VERSION, unseal
-from monarch.compiler.plan.file import MEMBERS, PROGRAM, load_plan, plan_bytes
+from monarch.compiler.plan.container import MEMBERS, PROGRAM, VERSION, unseal
+from monarch.compiler.plan.file import load_plan, plan_bytes
 from tests.compiler.cli.conftest import Run
 from tests.compiler.plan.test_hostile import JSON, places, sealed
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 
 from monarch.compiler.cli.measure import Rates, description, measure
 from monarch.compiler.cost.cluster import load_cluster
@@ -22,7 +21,7 @@ def test_what_was_measured_can_be_asked_about(tmp_path: Path) -> None:
     path.write_text(description(RATES, replace(LIMITS, memory=64 << 30, cores=8, allowed=None), 'Linux "6.1"'))
     found = load_cluster(str(path))
     assert (found.target, found.memory) == ("cpu", 8 << 30)
-    assert (found.machine.rate(torch.bfloat16), found.machine.memory, found.machine.start) == (2e10, 1e10, 3e-6)
+    assert (found.machine.rate("bf16"), found.machine.memory, found.machine.start) == (2e10, 1e10, 3e-6)
     assert (found.cores, found.machine.attention) == (8, 0.5)
     # Two workers gather 8 MB: half of it comes from the other.
     assert found.seconds_of("all_gather", 8e6, MeshSpec.of(data=2), ("data",)) == pytest.approx(2e-5 + 4e6 / 4e9)
@@ -46,4 +45,4 @@ def test_two_workers_of_this_machine_are_measured(tmp_path: Path) -> None:
     assert found.sources[0].startswith("monarch doctor --measure")
     assert found.memory is not None and found.memory > 0
     assert 0 < found.machine.attention <= 1 and found.cores is not None
-    assert found.machine.rate(torch.float32) > 0 and found.levels[0].link.latency > 0
+    assert found.machine.rate("f32") > 0 and found.levels[0].link.latency > 0

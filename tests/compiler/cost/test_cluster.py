@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,8 +86,8 @@ def test_workers_that_outnumber_the_cores_share_them(tmp_path: Path) -> None:
     assert own == replace(cores, cores=None)  # each has its own
     assert (own.memory, shared.memory) == (80_000_000_000, 80_000_000_000 // 3)
     for seconds in (
-        lambda cluster: cluster.machine.op_seconds(torch.float32, 1e12, 1e3),  # bound by its arithmetic
-        lambda cluster: cluster.machine.op_seconds(torch.float32, 0.0, 1e9),  # by memory
+        lambda cluster: cluster.machine.op_seconds("f32", 1e12, 1e3),  # bound by its arithmetic
+        lambda cluster: cluster.machine.op_seconds("f32", 0.0, 1e9),  # by memory
         lambda cluster: cluster.collective_seconds("all_reduce", 1e6, (6, 1)),  # within a host
     ):
         assert seconds(shared) == pytest.approx(3 * seconds(own))
@@ -156,8 +155,8 @@ def test_an_unknown_name_is_told_near_ones(tmp_path: Path) -> None:
 def test_a_file_has_rates_of_its_own(tmp_path: Path) -> None:
     of_its_own = TWO.replace('memory = "80GB"', 'memory = "80GB"\nflops = { bf16 = 5e14 }\nstart = 9e-6')
     machine, usual = load_cluster(written(tmp_path, of_its_own)).machine, MACHINES["cuda:90"]
-    assert (machine.rate(torch.bfloat16), machine.start) == (5e14, 9e-6)
-    assert machine.rate(torch.float32) == usual.rate(torch.float32)
+    assert (machine.rate("bf16"), machine.start) == (5e14, 9e-6)
+    assert machine.rate("f32") == usual.rate("f32")
 
 
 @pytest.mark.parametrize("flops", ["3", "{ f33 = 1e9 }", "{ f32 = 0 }", '{ f32 = "fast" }'])

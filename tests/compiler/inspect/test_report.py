@@ -229,7 +229,7 @@ def test_operations_and_bytes_of_one_worker() -> None:
     assert matmul.flops == 2 * 2 * 64 * 128
     assert matmul.moved == 4 * (2 * 64 + 64 * 128 + 2 * 128)
     assert matmul.allocates == 4 * 2 * 128
-    assert matmul.seconds == MACHINES["cpu"].op_seconds(torch.float32, matmul.flops, matmul.moved)
+    assert matmul.seconds == MACHINES["cpu"].op_seconds("f32", matmul.flops, matmul.moved)
     reduce = next(value for value in values.values() if value.op == "all_reduce")
     assert reduce.sent == 4 * 2 * 64
     assert reduce.seconds == cluster_of("cpu").collective_seconds("all_reduce", reduce.sent, (2,))
@@ -238,7 +238,7 @@ def test_operations_and_bytes_of_one_worker() -> None:
 def test_estimates_know_every_target() -> None:
     assert set(MACHINES) == set(TARGETS)
     for target, machine in MACHINES.items():
-        assert machine.op_seconds(torch.float32, 1e12, 0) > machine.op_seconds(torch.float32, 1e9, 0)
+        assert machine.op_seconds("f32", 1e12, 0) > machine.op_seconds("f32", 1e9, 0)
         many, few = (cluster_of(target).collective_seconds(op, 2**20, (4,)) for op in ("all_reduce", "all_gather"))
         assert many > few
 

@@ -15,12 +15,6 @@ import torch
 
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.ir import (
-    BOOL,
-    DTYPES,
-    FLOATS,
-    INTS,
-    POINTWISE,
-    REDUCTIONS,
     Buffer,
     Constant,
     Index,
@@ -33,6 +27,7 @@ from monarch.compiler.loops.ir import (
     Store,
     row_major,
 )
+from monarch.compiler.loops.signatures import BOOL, DTYPES, FLOATS, INTS, POINTWISE, REDUCTIONS
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 

@@ -9,10 +9,6 @@ from hypothesis import strategies as st
 
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import (
-    BOOL,
-    FLOATS,
-    POINTWISE,
-    REDUCTIONS,
     Buffer,
     Constant,
     Index,
@@ -26,6 +22,7 @@ from monarch.compiler.loops.ir import (
     Store,
     row_major,
 )
+from monarch.compiler.loops.signatures import BOOL, FLOATS, POINTWISE, REDUCTIONS
 
 F32, I64 = torch.float32, torch.int64
 

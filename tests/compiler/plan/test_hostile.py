@@ -17,8 +17,18 @@ from safetensors.torch import save as save_tensors
 from monarch.compiler.errors import PlanError
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan.allowed import allow
-from monarch.compiler.plan.container import VERSION, seal, unseal
-from monarch.compiler.plan.file import CONSTANTS, GRAPH, MEMBERS, PROGRAM, TRACED, _hash, plan_bytes, plan_from_bytes
+from monarch.compiler.plan.container import (
+    CONSTANTS,
+    GRAPH,
+    MEMBERS,
+    PROGRAM,
+    TRACED,
+    VERSION,
+    hash_members,
+    seal,
+    unseal,
+)
+from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from tests.compiler.plan.test_file import small_plan
 
 HINT = "\n  plan.save() does not write this: do not use the file, and compile the program again."
@@ -36,7 +46,7 @@ def sealed(manifest: Any, program: list[Any], members: dict[str, bytes]) -> byte
     text = "\n".join(json.dumps(line) for line in program).encode()
     members = {**members, PROGRAM: text}
     if isinstance(manifest, dict) and "plan" in manifest:
-        manifest["hash"] = _hash(manifest["plan"], text, members[CONSTANTS])
+        manifest["hash"] = hash_members(manifest["plan"], text, members[CONSTANTS])
     return seal(manifest, members)
 
 
@@ -275,7 +285,7 @@ def test_lists_of_members(listed: str) -> None:
 def test_programs_that_are_not_json(text: bytes, message: str) -> None:
     manifest, _, members = parts()
     members[PROGRAM] = text
-    manifest["hash"] = _hash(manifest["plan"], text, members[CONSTANTS])
+    manifest["hash"] = hash_members(manifest["plan"], text, members[CONSTANTS])
     refusal = refused(seal(manifest, members))
     assert refusal.startswith("program.jsonl of step.mplan ") and message in refusal
 

@@ -17,8 +17,8 @@ from monarch.compiler.errors import PlanError
 from monarch.compiler.inspect.why import explain
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
-from monarch.compiler.plan.container import seal, unseal
-from monarch.compiler.plan.file import MEMBERS, REPORT, plan_bytes, plan_from_bytes
+from monarch.compiler.plan.container import MEMBERS, REPORT, seal, unseal
+from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.report import held, peak
 from monarch.compiler.text import parse_graph
 from tests.compiler.plan.test_hostile import HINT, JSON, LEAD, places, refused

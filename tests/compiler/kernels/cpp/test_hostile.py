@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from monarch.compiler.kernels.cpp.build import find_compiler
 from monarch.compiler.kernels.cpp.emit import emit, symbol
-from monarch.compiler.loops.ir import BOOL, Buffer, Kernel, KernelError
+from monarch.compiler.loops.ir import Buffer, Kernel, KernelError
+from monarch.compiler.loops.signatures import BOOL
 from monarch.compiler.loops.text import parse_kernel, print_kernel
 from tests.compiler.kernels.cases import cases, sums
 from tests.compiler.kernels.strategies import kernels

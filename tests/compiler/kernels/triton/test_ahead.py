@@ -18,19 +18,19 @@ from monarch.compiler.kernels.cache import BuildError
 from monarch.compiler.kernels.triton import ahead
 from monarch.compiler.kernels.triton.ahead import with_binaries
 from monarch.compiler.plan.binaries import kernels_of
-from monarch.compiler.plan.container import dump_json, seal, unseal
-from monarch.compiler.plan.encode import encode_instruction
-from monarch.compiler.plan.file import (
+from monarch.compiler.plan.container import (
     BINARIES,
     CODE,
     CONSTANTS,
     MEMBERS,
     PROGRAM,
-    _hash,
-    hash_of,
-    plan_bytes,
-    plan_from_bytes,
+    dump_json,
+    hash_members,
+    seal,
+    unseal,
 )
+from monarch.compiler.plan.encode import encode_instruction
+from monarch.compiler.plan.file import hash_of, plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
 from monarch.compiler.types import Layout, MeshSpec, TensorType
@@ -206,7 +206,9 @@ def refused(plan: Plan, change: Callable[[Any], object] = lambda listed: None, c
     change(listed)
     members[BINARIES] = dump_json(listed).encode()
     members[CODE] = members[CODE] if code is None else code
-    manifest["hash"] = _hash(manifest["plan"], members[PROGRAM], members[CONSTANTS], (members[BINARIES], members[CODE]))
+    manifest["hash"] = hash_members(
+        manifest["plan"], members[PROGRAM], members[CONSTANTS], (members[BINARIES], members[CODE])
+    )
     with pytest.raises(PlanError) as caught:
         plan_from_bytes(seal(manifest, members), "step.mplan")
     return str(caught.value)

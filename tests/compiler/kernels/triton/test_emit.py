@@ -11,7 +11,8 @@ import torch
 
 from monarch.compiler.kernels.triton import schedule
 from monarch.compiler.kernels.triton.emit import emit
-from monarch.compiler.loops.ir import BOOL, DTYPES, FLOATS, POINTWISE, REDUCTIONS, Kernel
+from monarch.compiler.loops.ir import Kernel
+from monarch.compiler.loops.signatures import BOOL, DTYPES, FLOATS, POINTWISE, REDUCTIONS
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 from tests.compiler.kernels.cases import softmax_text

@@ -11,22 +11,8 @@ import torch
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.loops.check import check_kernel
-from monarch.compiler.loops.ir import (
-    ARITHMETIC,
-    BOOL,
-    DTYPES,
-    POINTWISE,
-    REDUCTIONS,
-    Buffer,
-    Index,
-    Kernel,
-    Load,
-    Nest,
-    Op,
-    Reduce,
-    Statement,
-    Store,
-)
+from monarch.compiler.loops.ir import Buffer, Index, Kernel, Load, Nest, Op, Reduce, Statement, Store
+from monarch.compiler.loops.signatures import ARITHMETIC, BOOL, DTYPES, POINTWISE, REDUCTIONS
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.types import DTYPE_NAMES
 from tests.compiler.kernels.cases import softmax_text
