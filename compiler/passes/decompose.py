@@ -73,14 +73,12 @@ class KeepUnevenApart(Pass):
     %y = aten.matmul(%l, %w)                  : f32[4, 5, 6]
 
     `DecomposeSplit` does the same where sizes divide. Here a mesh of one worker, which divides everything, says which
-    views these are: results are the same whichever dims stay apart. Graphs with branches and loops stay as they are.
+    views these are: results are the same whichever dims stay apart. Regions stay as they are: no padding goes into one.
     """
 
     name = "keep-uneven-apart"
 
     def run(self, graph: Graph, context: Context) -> Graph:
-        if graph.regions:
-            return graph
         mesh, graph.mesh = graph.mesh, MeshSpec(tuple((name, 1) for name in graph.mesh.names))
         try:
             for mesh_dim in mesh.names:

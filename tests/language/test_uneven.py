@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+import monarch
 from monarch.compiler.ops import is_collective
 from monarch.compiler.text import parse_layout
 from monarch.compiler.types import Layout
@@ -175,3 +177,28 @@ def test_an_uneven_sequence_is_sharded_through_merges_of_batch_and_sequence() ->
         graph = compiled.trace(*placed).partition().graph
     moved = {str(node.target) for node in graph.calls if is_collective(node.target)}
     assert moved == {"all_reduce"}
+
+
+def test_merged_dims_stay_apart_beside_a_loop_on_values() -> None:
+    """Nothing of a batch whose sequence the mesh does not divide is gathered for a linear layer and a loss."""
+    x, targets, weight = torch.randn(3, 7, 8), torch.randint(0, 16, (3, 7)), torch.randn(8, 16)
+
+    def step(scan: Callable[..., Any], x: torch.Tensor, targets: torch.Tensor, w: torch.Tensor) -> list[torch.Tensor]:
+        w = w.detach().requires_grad_()
+        scale = scan(w)
+        loss = nn.functional.cross_entropy((x @ w * scale).flatten(0, 1), targets.flatten())
+        return [loss.detach(), *torch.autograd.grad(loss, w)]
+
+    def scanned(w: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = monarch.scan(lambda total, row: (total + row.tanh().sum(), total), torch.zeros(()), w)[0]
+        return found
+
+    with partitioned_mesh(seq=2) as mesh:
+        run = program(partial(step, scanned), mesh=mesh)
+        placed = [distribute(x, mesh, "[-, @seq, -]"), distribute(targets, mesh, "[-, @seq]"), distribute(weight, mesh)]
+        for got, expected in zip(run(*placed), step(lambda w: w.tanh().sum(), x, targets, weight), strict=True):
+            torch.testing.assert_close(got.full_tensor(), expected)
+        collectives = [
+            str(node.target) for node in run.trace(*placed).partition().graph.calls if is_collective(node.target)
+        ]
+    assert collectives and set(collectives) == {"all_reduce"}
