@@ -352,12 +352,11 @@ class Meetings:
 
     # -- between the parts of a plan (see `transfers`) -------------------------------------------------------------
 
-    def sent(self, slot: int, piece: int, readers: tuple[int, ...], base: int, size: int) -> None:
-        """`readers` may read a piece that this worker has written into a slot of its window."""
+    def sent(self, slot: int, piece: int, readers: tuple[int, ...], hosts: Sequence[int]) -> None:
+        """`readers`, also those on other `hosts`, may read a piece that this worker has put into a slot."""
         event = self.step << STEP_BITS | piece
         self.signals.store(signals.line_of(self.rank) + signals.SENT, event)
-        if self.mirror is not None and (hosts := self.mirror.hosts_of(readers)):
-            self.mirror.write(hosts, base, size)
+        if self.mirror is not None:
             self.mirror.tell(hosts, event, signals.SENT)
         self._slots[slot] = readers, event
 

@@ -19,9 +19,12 @@ from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
 
+import torch
+
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.window import Window
+from monarch.runtime.transport.endpoint import Registration
 from monarch.runtime.transport.interface import Link, LinkLost, Region, Signal
 
 
@@ -34,18 +37,26 @@ class Peer:
     region: Region
 
 
-class Mirror:
-    """This worker's way to the other hosts' copies of what it writes. `peers` are its counterparts, by host."""
+_Part = tuple[int, int, torch.Tensor | None]
+"""What is to go to a host: from where to where in the memory, and the value that is to be there, or what is here."""
 
-    def __init__(self, mesh: MeshSpec, rank: int, window: Window, peers: dict[int, Peer]) -> None:
+
+class Mirror:
+    """This worker's way to the other hosts' copies of what it writes. `peers` are its counterparts, by host, and `own`
+    is the memory here as they reach it."""
+
+    def __init__(
+        self, mesh: MeshSpec, rank: int, window: Window, peers: dict[int, Peer], own: Registration | None = None
+    ) -> None:
         self.per_host = mesh.workers // (len(peers) + 1)
         self.host = rank // self.per_host
         self.here = range(self.host * self.per_host, (self.host + 1) * self.per_host)
         self.others = tuple(sorted(peers))
         self._window = window
         self._peers = peers
+        self._own = own
         self._line = signals.line_of(rank)
-        self._parts: dict[int, list[tuple[int, int]]] = {host: [] for host in peers}
+        self._parts: dict[int, list[_Part]] = {host: [] for host in peers}
         self._owed: set[int] = set()  # hosts that have not been told the newest progress
 
     def apart(self) -> Mirror:
@@ -79,27 +90,56 @@ class Mirror:
         """Bytes of the memory, to be there on `hosts` before the next progress is."""
         for host in hosts:
             parts = self._parts[host]
-            if parts and parts[-1][1] == offset:
-                parts[-1] = (parts[-1][0], offset + size)
+            if parts and parts[-1][1:] == (offset, None):
+                parts[-1] = (parts[-1][0], offset + size, None)
             else:
-                parts.append((offset, offset + size))
+                parts.append((offset, offset + size, None))
 
-    def tell(self, hosts: Iterable[int], value: int, word: int = signals.PROGRESS) -> None:
+    def takes_values(self, readers: Iterable[int]) -> bool:
+        """Whether what `readers` read can go to their hosts from wherever it lies: none of them reads it here, and the
+        links take memory that nobody has registered, and have read it when they return."""
+        hosts = {rank // self.per_host for rank in readers}
+        return all(host in self._peers and self._peers[host].link.transport == "tcp" for host in hosts)
+
+    def write_value(self, hosts: Iterable[int], offset: int, value: torch.Tensor) -> None:
+        """A value's elements in their order, to be at an offset of the memory on `hosts` before the next progress is.
+        Not in the memory here."""
+        value = value.contiguous()
+        for host in hosts:
+            self._parts[host].append((offset, offset + value.nbytes, value))
+
+    def brings(self, rank: int) -> bool:
+        """Whether it is by way of this process that what a worker writes comes to this host."""
+        peer = self._peers.get(rank // self.per_host)
+        return self._own is not None and peer is not None and peer.rank == rank and peer.link.transport == "tcp"
+
+    def divert(self, offset: int, value: int, target: torch.Tensor) -> None:
+        """Have what such a worker writes there, and tells with a word of this value, lie in `target` at once; as far as
+        it has not begun to arrive, and is as large."""
+        assert self._own is not None
+        self._own.divert(offset, value, target)
+
+    def undivert(self, offset: int, value: int) -> bool:
+        """No longer; gives whether it lies there, once the word has been seen."""
+        assert self._own is not None
+        return self._own.undivert(offset, value)
+
+    def tell(self, hosts: Iterable[int], told: int, word: int = signals.PROGRESS) -> None:
         """Send what was written for `hosts`, and then a word of this worker's, its progress. Raises LinkLost."""
         memory = self._window.bytes
         for host in hosts:
             peer = self._peers[host]
-            signal = Signal(peer.region, 8 * (self._line + word), value)
+            signal = Signal(peer.region, 8 * (self._line + word), told)
             parts = self._parts[host]
             if word == signals.PROGRESS:
                 self._owed.discard(host)
             if not parts:
                 peer.link.post(b"", peer.region, 0, signal)
                 continue
-            for start, end in parts[:-1]:
-                peer.link.post(memory[start:end], peer.region, start)
-            start, end = parts[-1]
-            peer.link.post(memory[start:end], peer.region, start, signal)
+            for start, end, value in parts[:-1]:
+                peer.link.post(memory[start:end] if value is None else value, peer.region, start)
+            start, end, value = parts[-1]
+            peer.link.post(memory[start:end] if value is None else value, peer.region, start, signal)
             parts.clear()
 
     def owe(self, hosts: Iterable[int]) -> None:

@@ -2,9 +2,9 @@
 
 A part that only sends (`Plan.senders`) goes on when its part of the step is done, though others are busy with earlier
 steps. What it sends, a thread puts into slots of the worker's window that nothing else uses, piece by piece as the
-readers take them, and at last says that it has sent all. It sends the values of the plan's inputs without a copy: a
-step that would write over one that is not sent yet takes a copy of it (see `WorkerState._run`). All else is copied at
-once.
+readers take them, while the step goes on, and at last, when it is done, says that it has sent all. It sends the values
+of the plan's inputs without a copy: a step that would write over one that is not sent yet takes a copy of it (see
+`WorkerState._run`). All else is copied at once.
 
 One step's values to one set of readers are under way at a time: the next such step waits until they have been taken.
 Readers that fail a step, or are past it, take nothing of it any more.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -24,17 +24,37 @@ from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.signals import STEP_BITS, Aborted
 from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS, Window
+from monarch.runtime.transport.interface import LinkLost
 
 FIRST_SLOT = AREAS + SLOTS
 """The first area of a worker's window in which is what it sends beside its steps."""
 
 
 class Sent(NamedTuple):
-    """A piece: its number in the step, its readers, and what puts it at an offset of the window and gives its bytes."""
+    """A piece: its number in the step, its readers, and what of a value is in it, each with where it begins there."""
 
     number: int
     readers: tuple[int, ...]
-    put: Callable[[torch.Tensor, int], int]
+    parts: Callable[[torch.Tensor], Iterable[tuple[int, torch.Tensor]]]
+
+
+def put(
+    window: Window, mirror: Mirror | None, readers: Sequence[int], base: int, parts: Iterable[tuple[int, torch.Tensor]]
+) -> tuple[int, ...]:
+    """Have a piece at an offset of the window, here and on the other hosts on which any of its readers are, before
+    their next word from this worker: gives those hosts. What only other hosts read goes there from where it lies."""
+    hosts = () if mirror is None else mirror.hosts_of(readers)
+    if mirror is not None and hosts and mirror.takes_values(readers):
+        for offset, part in parts:
+            mirror.write_value(hosts, base + offset, part)
+        return hosts
+    end = 0
+    for offset, part in parts:
+        window.view(base + offset, part.shape, part.dtype).copy_(part)
+        end = offset + part.nbytes
+    if mirror is not None:
+        mirror.write(hosts, base, end)
+    return hosts
 
 
 @dataclass
@@ -47,7 +67,8 @@ class _Job:
     """Where the storages lie of values that later steps take copies of: nobody else writes over them."""
     values: deque[tuple[torch.Tensor, Sequence[Sent]]] = field(default_factory=deque)
     last: int = 0
-    """The number by which it says that it has sent all."""
+    """The number by which it says that it has sent all, when the step has done its part."""
+    failed: bool = False
 
 
 class _Stopped(Exception):
@@ -80,27 +101,35 @@ class Sending:
                 if dead[signals.DEAD]:
                     raise Aborted(dead[signals.DEAD] - 1, died=True)
                 self._changed.wait(0.05)
-        self._job = _Job(step, readers, {_storage(each) for each in inputs if isinstance(each, torch.Tensor)})
-
-    def add(self, tensor: torch.Tensor, pieces: Sequence[Sent]) -> None:
-        """Send a value."""
-        assert self._job is not None
-        if pieces:
-            own = tensor if _storage(tensor) in self._job.shared else tensor.clone()
-            self._job.values.append((own, pieces))
-
-    def finish(self, last: int) -> None:
-        """The step has done its part: now what it sends may be read."""
-        assert self._job is not None
-        job, self._job = self._job, None
-        job.last = last
-        with self._changed:
-            self._held.update(_storage(tensor) for tensor, _ in job.values)
-            self._jobs.append(job)
-            self._changed.notify_all()
+            self._job = _Job(step, readers, {_storage(each) for each in inputs if isinstance(each, torch.Tensor)})
+            self._jobs.append(self._job)
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="monarch sends", daemon=True)
             self._thread.start()
+
+    def add(self, tensor: torch.Tensor, pieces: Sequence[Sent]) -> None:
+        """Send a value, beside what the step still computes."""
+        assert self._job is not None
+        if pieces:
+            own = tensor if _storage(tensor) in self._job.shared else tensor.clone()
+            with self._changed:
+                self._held[_storage(own)] += 1
+                self._job.values.append((own, pieces))
+                self._changed.notify_all()
+
+    def finish(self, last: int) -> None:
+        """The step has done its part: now its readers may commit what they have read."""
+        assert self._job is not None
+        with self._changed:
+            self._job.last, self._job = last, None
+            self._changed.notify_all()
+
+    def fail(self) -> None:
+        """The step has failed: what it was to send is dropped."""
+        with self._changed:
+            if self._job is not None:
+                self._job.failed, self._job = True, None
+                self._changed.notify_all()
 
     @property
     def is_busy(self) -> bool:
@@ -127,8 +156,8 @@ class Sending:
             try:
                 for job in self._next():
                     self._send(job)
-            except _Stopped:
-                pass
+            except (_Stopped, LinkLost):
+                pass  # a worker that cannot be reached is told of elsewhere
 
     def _next(self) -> Iterator[_Job]:
         while True:
@@ -144,29 +173,44 @@ class Sending:
                 self._changed.notify_all()
 
     def _send(self, job: _Job) -> None:
-        while job.values:
-            tensor, pieces = job.values[0]
+        while (value := self._next_value(job)) is not None:
+            tensor, pieces = value
             for piece in pieces:
+                if job.failed:
+                    break
                 slot, event = piece.number % BACK_SLOTS, job.step << STEP_BITS | piece.number
                 for rank in self._slots[slot][0]:
                     self._until_taken(rank, self._slots[slot][1])
                 base = self._window.geometry.area_of(self._rank, FIRST_SLOT + slot)
-                size = piece.put(tensor, base)
+                hosts = put(self._window, self._mirror, piece.readers, base, piece.parts(tensor))
                 self._marks.store(self._line + signals.BACK_SENT, event)
-                if self._mirror is not None and (hosts := self._mirror.hosts_of(piece.readers)):
-                    self._mirror.write(hosts, base, size)
+                if self._mirror is not None:
                     self._mirror.tell(hosts, event, signals.BACK_SENT)
                 self._slots[slot] = piece.readers, event
             with self._changed:
                 self._held -= Counter((_storage(tensor),))  # what comes to 0 is out
-            job.values.popleft()
-            del tensor
+                job.values.popleft()
+            del tensor, value
+        if job.failed:
+            return
         event = job.step << STEP_BITS | job.last
         self._marks.store(self._line + signals.BACK_SENT, event)
         if self._mirror is not None:
             self._mirror.tell(self._mirror.hosts_of(job.readers), event, signals.BACK_SENT)
         for rank in job.readers:
             self._until_taken(rank, event)
+
+    def _next_value(self, job: _Job) -> tuple[torch.Tensor, Sequence[Sent]] | None:
+        """What of a step is to be sent next, as soon as it is there."""
+        with self._changed:
+            while not (job.values or job.last or job.failed):
+                if self._stopped:
+                    raise _Stopped
+                self._changed.wait()
+            if job.failed:
+                self._held -= Counter(_storage(tensor) for tensor, _ in job.values)
+                job.values.clear()
+            return job.values[0] if job.values else None
 
     def _until_taken(self, rank: int, event: int) -> None:
         """Wait until a worker has read what was sent, or reads no more of that step."""

@@ -13,6 +13,9 @@ number's parity. A worker raises two words, which begin with the step's number a
 number or is of an earlier step. Whoever waits so waits for something earlier in the one order of the plan's transfers,
 so no parts wait in a circle.
 
+To other hosts a piece goes straight from the value, over transports that take any memory; and one that a single worker
+sends to a single one on its counterpart's host is received into the result, where that is waiting for it by then.
+
 What parts send that do nothing else (`Plan.senders`) a thread of the worker sends, through slots and words of its own
 (`sending`). The other parts wait before they commit until all of it has been sent: a worker that fails in such a part
 says so before.
@@ -21,7 +24,7 @@ says so before.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
 
@@ -30,10 +33,15 @@ import torch
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.transfers import Route
 from monarch.runtime.collectives.meeting import Meetings
-from monarch.runtime.collectives.sending import FIRST_SLOT, Sent
+from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.collectives.sending import FIRST_SLOT, Sent, put
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.large import new_block
+from monarch.runtime.shared.signals import STEP_BITS
 from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS
+
+_TOLD_AT_ONCE = BACK_SLOTS // 2
+"""Pieces that come beside the steps, whose readers say together that they have read them."""
 
 
 class Transfers:
@@ -77,23 +85,21 @@ class Transfers:
             for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // at.area))
         ]
 
-        def put(event: int, blocks: Sequence[Route], tensor: torch.Tensor, base: int) -> int:
-            """Write a piece, and give the bytes that it takes."""
-            start, end = (event - self._first[number] - 1) * at.area, 0
+        def parts(event: int, blocks: Sequence[Route], tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+            """What of the value is in a piece, each with where it begins there."""
+            start = (event - self._first[number] - 1) * at.area
             for route in blocks:
-                for offset, part in _in_piece(_part(tensor, route.start, route), route.at, start, at.area):
-                    at.window.view(base + offset, part.shape, dtype).copy_(part)
-                    end = offset + part.nbytes
-            return end
+                yield from _in_piece(_part(tensor, route.start, route), route.at, start, at.area)
 
         def run(tensor: torch.Tensor) -> tuple[()]:
             for event, blocks, readers in pieces:
                 base = at.base(at.rank, AREAS + event % SLOTS)
                 at.reclaim_slot(event % SLOTS, self._everyone)
-                at.sent(event % SLOTS, event, readers, base, put(event, blocks, tensor, base))
+                hosts = put(at.window, at.mirror, readers, base, parts(event, blocks, tensor))
+                at.sent(event % SLOTS, event, readers, hosts)
             return ()
 
-        beside = [Sent(event, readers, partial(put, event, blocks)) for event, blocks, readers in pieces]
+        beside = [Sent(event, readers, partial(parts, event, blocks)) for event, blocks, readers in pieces]
 
         def run_beside(tensor: torch.Tensor) -> tuple[()]:
             at.sending.add(tensor, beside)
@@ -119,21 +125,91 @@ class Transfers:
             if (own := [route for route in routes if _is_in(route, piece, at.area, dtype)])
         ]
 
+        told = _told(pieces, sources, _TOLD_AT_ONCE if apart else 1)
+        straight = self._straight(number)
+
+        def parts(event: int, blocks: Sequence[Route], out: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+            """Where in the window each part of a piece is, and where in the result it belongs."""
+            start = (event - self._first[number] - 1) * at.area
+            for route in blocks:
+                base = at.base(sources[route.source], first + event % slots)
+                for offset, part in _in_piece(_part(out, route.into, route), route.at, start, at.area):
+                    yield base + offset, part
+
         def run() -> torch.Tensor:
             out = new_block(shape, dtype) if whole else torch.zeros(tuple(shape), dtype=dtype)
-            for event, blocks in pieces:
-                start = (event - self._first[number] - 1) * at.area
-                senders = tuple(dict.fromkeys(sources[route.source] for route in blocks))
-                for sender in senders:
-                    at.await_sent(sender, event, self._everyone, sent)
-                for route in blocks:
-                    base = at.base(sources[route.source], first + event % slots)
-                    for offset, part in _in_piece(_part(out, route.into, route), route.at, start, at.area):
-                        part.copy_(at.window.view(base + offset, part.shape, dtype))
-                at.took(event, senders, took)
+            arriving = Arriving(at.mirror if straight else None, at.step)
+            try:
+                for event, blocks in pieces[:slots]:
+                    arriving.expect(event, parts(event, blocks, out))
+                for place, (event, blocks) in enumerate(pieces):
+                    senders = tuple(dict.fromkeys(sources[route.source] for route in blocks))
+                    for sender in senders:
+                        at.await_sent(sender, event, self._everyone, sent)
+                    if not arriving.is_there(event):
+                        for offset, part in parts(event, blocks, out):
+                            part.copy_(at.window.view(offset, part.shape, dtype))
+                    for later, others in pieces[place + slots : place + slots + 1]:
+                        arriving.expect(later, parts(later, others, out))
+                    if event in told:
+                        at.took(event, told[event], took)
+            finally:
+                arriving.forget()
             return out
 
         return run
+
+    def _straight(self, number: int) -> bool:
+        """Whether what arrives of a transfer can lie where it belongs at once: it is from one worker, this process
+        receives it, and nobody else on this host reads it."""
+        at, transfer, routes = self._at, self._plan.transfers[number], self._plan.routes(number)
+        own = {route.source for route in routes if route.target == self._me}
+        if at.mirror is None or len(own) != 1:
+            return False
+        readers = {self._ranks[transfer.target][route.target] for route in routes if route.source in own}
+        return at.mirror.brings(self._ranks[transfer.source][own.pop()]) and readers & set(at.here) == {at.rank}
+
+
+def _told(
+    pieces: Sequence[tuple[int, Sequence[Route]]], sources: Sequence[int], together: int
+) -> dict[int, tuple[int, ...]]:
+    """Behind which pieces a reader says how far it has read, and to whom: behind its last of each `together` numbers,
+    for a sender has sent all of these before it needs the slot of the first again."""
+    found: dict[int, tuple[int, ...]] = {}
+    before: dict[int, None] = {}
+    for at, (event, blocks) in enumerate(pieces):
+        before |= dict.fromkeys(sources[route.source] for route in blocks)
+        if at + 1 == len(pieces) or pieces[at + 1][0] // together != event // together:
+            found[event], before = tuple(before), {}
+    return found
+
+
+class Arriving:
+    """Pieces of a transfer in one step that are to lie where they belong as soon as they arrive."""
+
+    def __init__(self, mirror: Mirror | None, step: int) -> None:
+        self._mirror, self._step = mirror, step
+        self._places: dict[int, int] = {}
+
+    def expect(self, piece: int, parts: Iterable[tuple[int, torch.Tensor]]) -> None:
+        """A piece that is not sent yet, as far as this worker knows: in one part, it is received into that."""
+        if self._mirror is not None:
+            (offset, part), *others = parts
+            if not others and part.is_contiguous():
+                self._mirror.divert(offset, self._value(piece), part)
+                self._places[piece] = offset
+
+    def is_there(self, piece: int) -> bool:
+        """Whether a piece that has been sent lies where it belongs, and not in the window."""
+        offset = self._places.pop(piece, None)
+        return self._mirror is not None and offset is not None and self._mirror.undivert(offset, self._value(piece))
+
+    def forget(self) -> None:
+        for piece in list(self._places):
+            self.is_there(piece)
+
+    def _value(self, piece: int) -> int:
+        return self._step << STEP_BITS | piece
 
 
 def _part(tensor: torch.Tensor, start: Sequence[int], route: Route) -> torch.Tensor:

@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import buffers, greeting, handshake, plug, sockets
-from monarch.runtime.transport.buffers import Place
+from monarch.runtime.transport.buffers import Place, view_of
 from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.handshake import HandshakeFailed, Steps
 from monarch.runtime.transport.interface import Address, Check, LinkLost, Memory, Region
@@ -56,6 +56,15 @@ class Registration:
             self._endpoint._loop.call(self.drop)
         except MonarchError:
             pass  # the endpoint is closed, and has dropped it
+
+    def divert(self, offset: int, value: int, target: Memory) -> None:
+        """Have the bytes of the next put to `offset` whose signal stores `value` lie in `target`, which it has to fill,
+        and not here. As far as this process receives them, and has not begun to: see `undivert`."""
+        self._owned.diverted[offset, value] = view_of(target, writable=True)
+
+    def undivert(self, offset: int, value: int) -> bool:
+        """No longer. Gives whether they lie there, when the signal has been seen; else they are here."""
+        return self._owned.diverted.pop((offset, value), None) is None
 
     def __enter__(self) -> Registration:
         return self

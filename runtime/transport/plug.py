@@ -81,6 +81,7 @@ class Owned:
     `file`     a memfd that holds the memory, from byte `offset`, or None
     `device`   "cpu", "cuda:0"
     `dropped`  set first when the memory is dropped: nothing may begin to read or write it then
+    `diverted` where else the bytes of a put are to lie, by the offset that they are for and what its signal stores
     """
 
     number: int
@@ -95,6 +96,7 @@ class Owned:
     device: str
     details: dict[str, dict[str, Any]] = field(default_factory=dict)
     dropped: bool = False
+    diverted: dict[tuple[int, int], memoryview] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

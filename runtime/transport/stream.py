@@ -460,6 +460,9 @@ class StreamLink:
 
         host = owned.view
         sink = memoryview(bytearray(size)) if host is None else host[offset : offset + size]
+        elsewhere = owned.diverted.get((offset, value)) if signalled is not None and owned.diverted else None
+        if elsewhere is not None and elsewhere.nbytes == size and owned.diverted.pop((offset, value), None) is not None:
+            sink = elsewhere
 
         def after() -> None:
             if owned.dropped:

@@ -25,7 +25,7 @@ from monarch.runtime.control.security import Security
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.window import Window
-from monarch.runtime.transport.endpoint import Endpoint
+from monarch.runtime.transport.endpoint import Endpoint, Registration
 from monarch.runtime.transport.interface import Address, Link, LinkLost, Region
 from monarch.runtime.worker import loop
 from monarch.runtime.worker.exchange import Actors
@@ -60,7 +60,7 @@ def _connect(
     end: ExitStack,
 ) -> Mirror:
     try:
-        return Mirror(mesh, rank, window, connect_peers(window, up, across, check, end))
+        return Mirror(mesh, rank, window, *connect_peers(window, up, across, check, end))
     except NotConnected:
         while True:  # the mesh is ended, or its session
             check()
@@ -69,8 +69,9 @@ def _connect(
 
 def connect_peers(
     window: Window, up: socket.socket, across: dict[str, Any], check: Callable[[], None], end: ExitStack
-) -> dict[int, Peer]:
-    """This worker's counterparts by host, from whom `end` parts; `check` raises where the session has ended meanwhile.
+) -> tuple[dict[int, Peer], Registration | None]:
+    """This worker's counterparts by host, from whom `end` parts, and the window as they reach it; `check` raises where
+    the session has ended meanwhile.
     `across` is what the host says to all its workers:
 
     `secret`      32 bytes, hex: of this mesh, known to its workers only
@@ -85,7 +86,7 @@ def connect_peers(
         up.send(pack({"pid": os.getpid(), "address": None, "region": None}))
         _told(up, check)
         up.send(pack({"links": {}}))
-        return {}
+        return {}, None
     secret = bytes.fromhex(across["secret"])
     tls = None if across["tls"] is None else Security.tls(across["tls"]).contexts()
     ranks: dict[str, int] = {}  # of the counterparts, by their endpoint
@@ -103,8 +104,8 @@ def connect_peers(
     )
     end.callback(endpoint.close)
     end.callback(ranks.clear)  # first: the others part from this worker too
-    region = endpoint.register(window.memory, file=window.file).region
-    up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": region.to_json()}))
+    own = endpoint.register(window.memory, file=window.file)
+    up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": own.region.to_json()}))
     told = unpack(_told(up, check))
     peers: dict[int, Peer] = {}
     for host, peer in told["peers"].items():
@@ -121,7 +122,7 @@ def connect_peers(
         host: {"transport": peer.link.transport, "reasons": list(peer.link.reasons)} for host, peer in peers.items()
     }
     up.send(pack({"links": links}))
-    return peers
+    return peers, own
 
 
 def _told(up: socket.socket, check: Callable[[], None]) -> bytes:

@@ -300,11 +300,13 @@ class WorkerState:
                 sending.finish(plan.sends.last)
         except Aborted as aborted:
             plan.failed = True
+            sending.fail()
             report = Report(aborted.kind, self.rank, step, error=str(aborted), committed=self._committed)
             locate(report, plan, aborted)
             return [self._miss(step, base, outputs, report)]
         except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
             plan.failed = True
+            sending.fail()
             report = explain(self.rank, step, plan, error, self._committed)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
