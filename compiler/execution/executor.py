@@ -109,7 +109,7 @@ class Executor(Protocol):
     def give_up(self, handle: Handle | None) -> bool:
         """Somebody was interrupted who waited for this value: have the workers give up the step that makes it and those
         that were given behind it, unless they have come to its commit; without a value, all steps. See `settle`.
-        Workers on other hosts go on. Waits for a second at most; whether nothing is under way then that `settle` would
+        Waits for a second at most; whether nothing is under way then that `settle` would
         wait for."""
         ...
 

@@ -78,42 +78,44 @@ class Inbox(Generic[T]):
 
 class Handoff(Generic[T]):
     """Filled by any thread, emptied in the loop; many items at once cost one wake-up. `put` waits while `limit` bytes
-    have not been let go: what the loop gets counts until it calls `release`."""
+    have not been let go: what the loop gets counts until it calls `release`. Where Ctrl-C comes in `put`, the item goes
+    or not, and no other is held up."""
 
     def __init__(self, take: Callable[[list[T]], None], limit: int | None = None) -> None:
         self._take = take
         self._limit = limits.QUEUE_BYTES if limit is None else limit
         self._items: list[T] = []
-        self._condition = threading.Condition()
+        self._lock = threading.RLock()  # Ctrl-C can leave a Condition's __enter__ with it
+        self._condition = threading.Condition(self._lock)
         self._held = 0
         self._given = 0
         self._ended = False
 
     def put(self, item: T, cost: int, seconds: float) -> bool:
         """False where there was no room for that long."""
-        with self._condition:
+        with self._lock:
             if not self._condition.wait_for(lambda: self._ended or self._held <= self._limit, seconds):
                 return False
+            if not self._items:  # before there is one: what nobody was called for would wait for ever
+                control_loop().call_soon_threadsafe(self._deliver)
             self._held += cost
             self._items.append(item)
-            if len(self._items) == 1:
-                control_loop().call_soon_threadsafe(self._deliver)
         return True
 
     def _deliver(self) -> None:
-        with self._condition:
+        with self._lock:
             items, self._items = self._items, []
             self._given = self._held
         self._take(items)
 
     def release(self) -> None:
         """In the loop: what it has been given so far has found its place."""
-        with self._condition:
+        with self._lock:
             self._held -= self._given
             self._given = 0
             self._condition.notify_all()
 
     def end(self) -> None:
-        with self._condition:
+        with self._lock:
             self._ended = True
             self._condition.notify_all()

@@ -170,9 +170,9 @@ class Connection(ABC):
         """Wait until all workers have finished so many commands; with a place, until those there have, and not longer
         for others than is needed to know. Raises DeviceMeshError where the mesh is lost."""
 
+    @abstractmethod
     def give_up_steps(self, first: int, behind: int) -> bool:
         """See `Executor.give_up`: commands from the first on, before another one. Whether any is."""
-        return False  # workers on other hosts go on
 
     def gather(self, step: Step, ranks: set[int]) -> None:
         """Wait for the answers of `ranks` to a command, and until all workers that it concerns have finished it."""

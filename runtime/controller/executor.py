@@ -197,6 +197,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
 
     def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> bool:
         connection = self._connection
+        with connection.lock:
+            connection.refresh()
         first, behind = connection.finished(), self._state.next_command
         if handle is not None:
             step = self._own(handle, "the value that was waited for", part).step
@@ -210,6 +212,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             if time.monotonic() > until:
                 return False
             time.sleep(0.001)
+            with connection.lock:
+                connection.refresh()
         return True
 
     def worker_pids(self) -> list[int]:

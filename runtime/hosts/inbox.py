@@ -45,7 +45,8 @@ class Inbox:
         self.hosts = list(hosts)
         """By place in the mesh, the number of the host in the tree. One host can have several places."""
         self._messages: deque[Message] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # Ctrl-C can leave a Condition's __enter__ with it
+        self._changed = threading.Condition(self._lock)
         self._released = 0
         self._finished = self._passed = self._behind = 0  # commands that all have finished; told of; to be told of
         self._dead = False
@@ -94,28 +95,28 @@ class Inbox:
         self._released = first
 
     def _put(self, message: Message) -> None:
-        with self._changed:
+        with self._lock:
             self._messages.append(message)
             self._changed.notify_all()
 
     def take(self) -> list[Message]:
-        with self._changed:
+        with self._lock:
             taken = list(self._messages)
             self._messages.clear()
             return taken
 
     def first(self) -> Message | None:
         """The oldest message, which stays here until it is dropped."""
-        with self._changed:
+        with self._lock:
             return self._messages[0] if self._messages else None
 
     def drop(self, message: Message) -> None:
-        with self._changed:
+        with self._lock:
             if self._messages and self._messages[0] is message:
                 self._messages.popleft()
 
     def wait(self, seconds: float) -> None:
         """Until there is something, at most so long."""
-        with self._changed:
+        with self._lock:
             if not self._messages:
                 self._changed.wait(seconds)

@@ -326,6 +326,18 @@ class RemoteConnection(Connection):
                 self.ready()
             self._inbox.wait(SLEEP_MILLISECONDS / 1000)
 
+    def give_up_steps(self, first: int, behind: int) -> bool:
+        with self.lock:
+            if self.state.dead is not None or self.state.finished_commands > first:
+                return False
+            self.interrupted = True
+            try:
+                self.publish()
+                self._send("cancel", first=first, behind=behind)
+            except DeviceMeshError:  # the hosts are lost, as who asks next is told
+                pass
+        return True
+
     def _look(self) -> None:
         with self.lock:
             self.refresh()

@@ -10,6 +10,8 @@ far they are.
            commands  first; data: records, each behind its length (8 bytes)
            release   step: all workers of all hosts have finished or given up so many commands
            passed    command: all of them have finished so many
+           cancel    first, behind: the controller was interrupted, and wants the steps given up that have numbers from
+                     the first on and before the other, and have not passed their commit
            dead      rank: a worker elsewhere has ended
            say       rank; data: a packet for that worker
            renew     first, ranks, of: a session without those that have ended begins, with new workers for these
@@ -238,6 +240,7 @@ class _Part:
             "commands": self._commands,
             "release": self._release,
             "passed": self._passed,
+            "cancel": self._cancel,
             "dead": self._dead,
             "say": self._say_to,
             "renew": self._renew,
@@ -326,6 +329,9 @@ class _Part:
 
     def _passed(self, head: dict[str, Any], data: Any) -> None:
         self._workers.signals.advance(signals.PASSED, int(head["command"]))
+
+    def _cancel(self, head: dict[str, Any], data: Any) -> None:
+        self._workers.stop_steps(int(head["first"]), int(head["behind"]))
 
     def _dead(self, head: dict[str, Any], data: Any) -> None:
         self._workers.mark_dead(int(head["rank"]))

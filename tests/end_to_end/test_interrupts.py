@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,13 +21,21 @@ from torch import nn
 
 import monarch
 from monarch.distributed import Mesh
+from monarch.runtime.control.security import Security
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.hosts.attached import AttachedHosts
+from monarch.runtime.hosts.remote import RemoteConnection
 from monarch.testing import chaos
+from tests.runtime.actors.agents import hosts_here
+from tests.runtime.collectives.loopback import LoopbackTree
 from tests.sample import is_full
 
 pytestmark = pytest.mark.sample(1, of="kernels")
 
 BATCH = torch.tensor([1, 2, 3, 4]), torch.tensor([4, 3, 2, 1])
+
+
+WHERE = pytest.mark.parametrize("where", ["here", "hosts"])
 
 
 class Training:
@@ -84,6 +94,24 @@ def ctrl_c(where: Callable[..., Any]) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def mesh_at(where: str, folder: Path, **dims: int) -> Iterator[Mesh]:
+    """Workers here, on two hosts without a network, or on two of which the controller reaches one over the other."""
+    with ExitStack() as end:
+        if where == "here":
+            hosts = None
+        elif where == "hosts":
+            tree: Any = LoopbackTree(2)
+            connect = partial(RemoteConnection, tree, ["tcp"], 30.0)
+            hosts = AttachedHosts(tree, Security.token("x" * 32), connect, 0, 0)
+            end.callback(hosts.close)
+        else:
+            token = folder / "token"
+            agents = end.enter_context(hosts_here(2, folder))
+            hosts = end.enter_context(monarch.hosts(agents.addresses, token=token, fan_out=1, trusted_network=True))
+        yield end.enter_context(Mesh(hosts=hosts, **dims))
+
+
 class Loops:
     """A step that ends by itself with `least=1.0`, and never with -1.0. It counts in a state and in Python."""
 
@@ -100,8 +128,9 @@ class Loops:
         return x.sum()
 
 
-def test_ctrl_c_gives_up_the_step_that_is_waited_for_and_those_behind_it() -> None:
-    with Mesh(data=2) as mesh:
+@pytest.mark.parametrize("where", ["here", "hosts", pytest.param("behind another host", marks=pytest.mark.full)])
+def test_ctrl_c_gives_up_the_step_that_is_waited_for_and_those_behind_it(where: str, tmp_path: Path) -> None:
+    with mesh_at(where, tmp_path, data=2) as mesh:
         loops = Loops(mesh)
         assert loops.step(1.0).item() == 1.0
         for times in (3, 5):
@@ -116,8 +145,9 @@ def test_ctrl_c_gives_up_the_step_that_is_waited_for_and_those_behind_it() -> No
             assert loops.calls == times and loops.total.item() == times
 
 
-def test_ctrl_c_once_more_gives_up_what_was_called_before_too() -> None:
-    with Mesh(data=2) as mesh:
+@WHERE
+def test_ctrl_c_once_more_gives_up_what_was_called_before_too(where: str, tmp_path: Path) -> None:
+    with mesh_at(where, tmp_path, data=2) as mesh:
         loops = Loops(mesh)
         assert loops.step(1.0).item() == 1.0
         with ctrl_c(Mesh.fetch):
@@ -129,8 +159,9 @@ def test_ctrl_c_once_more_gives_up_what_was_called_before_too() -> None:
         assert loops.step(1.0).item() == 1.0
 
 
-def test_ctrl_c_leaves_the_steps_of_other_parts() -> None:
-    with Mesh(pipe=2) as mesh:
+@WHERE
+def test_ctrl_c_leaves_the_steps_of_other_parts(where: str, tmp_path: Path) -> None:
+    with mesh_at(where, tmp_path, pipe=2) as mesh:
         first, second = (Loops(mesh.slice(pipe=at)) for at in range(2))
         for each in (first, second):
             assert each.step(1.0).item() == 1.0
@@ -161,8 +192,9 @@ def test_a_worker_dies_after_ctrl_c() -> None:
         assert loops.calls == done + 5 and loops.total.item() == done + 5
 
 
-def test_ctrl_c_in_the_first_call_leaves_nothing_of_it() -> None:
-    with Mesh(data=2) as mesh:
+@WHERE
+def test_ctrl_c_in_the_first_call_leaves_nothing_of_it(where: str, tmp_path: Path) -> None:
+    with mesh_at(where, tmp_path, data=2) as mesh:
         x = monarch.distribute(torch.ones(4), mesh, "[@data]")
         held: dict[str, torch.Tensor] = {}
 
