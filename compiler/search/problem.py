@@ -26,7 +26,7 @@ from torch import fx
 from monarch.compiler import ops
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.cost.flops import is_attention, matrix_flops
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.rules import PARTIAL, Rule, Strategy, rule_for, tensor_operands
@@ -510,21 +510,29 @@ def _shape_of(node: fx.Node) -> object:
 
 
 def _check(graph: Graph) -> None:
-    """Raise MonarchError for what the search does not know."""
-    what = ""
-    if graph.parts:
-        what = "is of several meshes"
-    elif graph.regions:
-        what = "branches or loops on values"
+    """Raise MonarchError for what the search does not know, at the first line that has it."""
     for node in graph.fx.nodes:
-        if node.target in (ops.to_varying, ops.from_varying, ops.axis_index, ops.permute):
-            what = "has per-worker code"
         types = node.meta.get("type")
-        for each in types if isinstance(types, tuple) else (types,):
-            if each is not None and has_names(each.shape):
-                what = "has sizes that are named, and known when it is called"
-    if what:
-        raise MonarchError(
-            f"layouts cannot be found for '{graph.name}', which {what}",
-            hint="give its parameters and inputs layouts: monarch.stdlib.parallel has the usual ones.",
-        )
+        shapes = [each.shape for each in (types if isinstance(types, tuple) else (types,)) if each is not None]
+        if node.target in ops.WITH_REGIONS:
+            what = "branches or loops on values: how often each part runs is not known before"
+        elif node.target in (ops.to_varying, ops.from_varying, ops.axis_index, ops.permute):
+            what = "has per-worker code, which says itself what each worker computes"
+        elif any(map(has_names, shapes)):
+            what = "has sizes that are named, and known when it is called"
+        elif node.target is ops.transfer:
+            what = "is of several meshes"
+        else:
+            continue
+        raise _not_searched(graph, what, provenance(node).source)
+    if graph.parts:
+        raise _not_searched(graph, "is of several meshes", None)
+
+
+def _not_searched(graph: Graph, what: str, source: Source | None) -> MonarchError:
+    return MonarchError(
+        f"layouts cannot be found for '{graph.name}', which {what}",
+        hint="give its parameters and inputs layouts (monarch.stdlib.parallel has the usual ones), and compare some: "
+        "monarchc sweep --layout.\nWhat can be a program of its own, without this line, can be searched.",
+        source=source,
+    )

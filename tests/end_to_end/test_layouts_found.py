@@ -13,10 +13,12 @@ import torch
 from torch import nn
 
 import monarch
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import DeviceMeshError, MonarchError
 from monarch.compiler.types import Layout
 from monarch.distributed import Mesh
+from monarch.language.placing import replacing
 from monarch.stdlib.models.gpt import MLP
+from monarch.testing import chaos
 
 MACHINE = """
 target = "cpu"
@@ -235,6 +237,30 @@ def test_tied_parameters_and_buffers(mesh: Mesh) -> None:
     assert training.model.first.weight is training.model.second.weight
 
 
+def test_a_worker_that_dies_while_states_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that have moved keep their new layouts, the others the old ones; the call, made again, moves the rest."""
+    layouts: list[Layout] = []
+
+    def killing(mesh: Any, handle: Any, layout: Layout) -> Any:
+        layouts.append(layout)
+        if len(layouts) == 3:
+            chaos.kill(mesh, 1, 0)
+        return laid_out(mesh, handle, layout)
+
+    laid_out = replacing.laid_out
+    monkeypatch.setattr(replacing, "laid_out", killing)
+    slow = described(tmp_path, "slow-links", "2e8", "1e-5")
+    with Mesh(data=2, model=2) as mesh:
+        training = Training(mlps(count=2), mesh, optimizer=torch.optim.SGD, machine=slow)
+        x = torch.randn(256, 32)
+        with pytest.raises(DeviceMeshError, match="has lost a worker"):
+            training.program(x)
+        assert sorted(training.layouts.values()) == ["[-, -]"] * 2 + ["[@data, -]"] * 2
+        monarch.heal_mesh(mesh)
+        training.check(x)
+        assert set(training.layouts.values()) == {"[-, -]"} and len(layouts) == 5
+
+
 def test_one_worker_is_not_searched() -> None:
     with Mesh(data=1) as mesh:
         training = Training(mlps(), mesh)
@@ -282,5 +308,7 @@ def test_a_graph_that_cannot_be_searched_says_so(mesh: Mesh) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return monarch.cond(x.sum() > 0, lambda x: x @ w, lambda x: x - w, (x,))
 
-    with pytest.raises(MonarchError, match="which branches or loops on values"):
+    with pytest.raises(MonarchError, match="which branches or loops on values") as error:
         step(torch.randn(8, 8))
+    assert error.value.source is not None and "monarchc sweep --layout" in error.value.hint
+    assert Path(error.value.source.file).name == "test_layouts_found.py"
