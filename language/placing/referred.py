@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import LayoutError, ProgramError, Source
 from monarch.compiler.execution.executor import Returned
 from monarch.compiler.types import Layout, TensorType
+from monarch.language.placing.asked import asked_in_program
 from monarch.language.placing.shards import adopted, alike, text
 from monarch.language.recorder.recording import current_program
 from monarch.language.recorder.varying import active
@@ -32,13 +34,6 @@ class Asked(Protocol):
 def referred(asked: Asked, propagate: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """See `Endpoint.rref`."""
     source = user_source()
-    if current_program() is not None:
-        raise ProgramError(
-            f"{name}.rref() inside a program: actors are called once, and a program runs many times",
-            hint="call it before the program runs, and pass the tensor as an argument; a function without state runs "
-            "in a program\nas monarch.remote(function, propagate=...).",
-            source=source,
-        )
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
         raise ProgramError(
@@ -46,11 +41,38 @@ def referred(asked: Asked, propagate: Any, args: tuple[Any, ...], kwargs: dict[s
             hint="pass x.detach(), or call it in `with torch.no_grad():`.",
             source=source,
         )
+    on = [leaf for leaf in leaves if isinstance(leaf, DistributedTensor)]
+    program = current_program()
+    if program is None:
+        mesh = None if propagate == "inspect" else _mesh_of(on, name, source)
+        return _called(asked, propagate, name, source, mesh, args, kwargs)
+    if propagate is None:
+        raise ProgramError(
+            f"{name}.rref() in a program needs to know what is returned before the actors are called",
+            hint="say it at the endpoint: @endpoint(propagate=lambda x: x.new_empty(3, 8)).",
+            source=source,
+        )
+    meshes = {program.where(leaf._ref) for leaf in on} - {None}
+    mesh = _mesh_of(on, name, source) if len(meshes) > 1 else next(iter(meshes), None)
+    said = None if propagate == "inspect" else partial(_said, propagate, name, source)
+    return asked_in_program(program, partial(_called, asked, propagate, name, source), said, mesh, args, kwargs, name)
+
+
+def _called(
+    asked: Asked,
+    propagate: Any,
+    name: str,
+    source: Source | None,
+    mesh: Mesh | None,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call the actors, and wait: what they returned as tensors that vary, or None where nobody needs that."""
     if propagate == "inspect":
         asked.call(*args, **kwargs).get()
         return None
-    mesh = _mesh_of([leaf for leaf in leaves if isinstance(leaf, DistributedTensor)], name, source)
-    said = None if propagate is None else _said(propagate, mesh, args, kwargs, name, source)
+    assert mesh is not None
+    said = None if propagate is None else _said(propagate, name, source, mesh, args, kwargs)
     shards = asked.shards(*args, **kwargs)
     found = alike(mesh, shards, source)
     if said is not None and pytree.tree_flatten(found) != pytree.tree_flatten(said):
@@ -85,11 +107,11 @@ def _mesh_of(tensors: list[DistributedTensor], name: str, source: Source | None)
 
 def _said(
     propagate: Callable[..., Any],
+    name: str,
+    source: Source | None,
     mesh: Mesh,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    name: str,
-    source: Source | None,
 ) -> Any:
     """What `propagate` gives for each worker's shards, without data."""
 

@@ -23,6 +23,7 @@ from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
+from monarch.language.placing.asked import Question
 from monarch.language.programs.call import Call
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered, collected_later
@@ -115,6 +116,8 @@ class Trace:
     """The large plain tensors from outside that ops have read, each with its content."""
     cannot: tuple[str, Source | None] | None
     """Why a later call has to trace again, with the line, where no guards can say what it would do."""
+    questions: list[Question]
+    """What each call asks of actors before its step."""
     changes: list[Change]
     """What the traced call changes in Python."""
     undo: Callable[[], None]
@@ -250,6 +253,7 @@ def _trace(
         part.flush(call.name)
     before = current.recording
     recording = Recording(mesh, True, symbols)
+    recording.arguments = len(leaves)
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
     entered = Entered(snapshot, symbolic, symbols is not None)
@@ -317,6 +321,8 @@ def _trace(
         changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
         del changes, inputs_
         recording.regions.clear()  # they keep alive what the program has let go of
+        if recording.questions and symbols is not None:
+            raise Specialise("it asks actors")
         labels_of = state_names(environment, watch.optimizers)
         escapes = _escapes(recording, effects)
         if any(has_names(value.shape) for _, value in escapes):
@@ -397,6 +403,7 @@ def _trace(
         free=_free(states, leaves, types),
         large=large,
         cannot=cannot,
+        questions=recording.questions,
         changes=changed,
         undo=undo,
     )

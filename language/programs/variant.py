@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import DeviceMeshError, MonarchError
+from monarch.compiler.errors import DeviceMeshError, MonarchError, ProgramError
 from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.symbols import is_named, value_at
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
+from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
 from monarch.language.programs.effects import Again, Change, Gradients, Outcome, undoing
 from monarch.language.programs.guards import views_of
@@ -246,6 +247,11 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
     cells = [cell for _, cell in trace.states]
+    if trace.questions:
+        types = [cell.type for cell in cells]
+        leaves = _answered(trace, leaves, cells)
+        if types != [cell.type for cell in cells]:
+            raise _replaced(trace)
     for mesh, own in trace.by_mesh(cells):
         mesh.keep(own)
     trace.mesh.name(trace.states)
@@ -282,6 +288,21 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     compiled.ran = True
     _require(trace, leaves)
     return compiled.results(trace, handles, scalars, None)
+
+
+def _answered(trace: Trace, leaves: list[Any], cells: list[Cell]) -> list[Any]:
+    """The arguments of a call, and behind them what actors answer to it. Waits for these, and raises what they do."""
+    with others_take_turns():
+        for question in trace.questions:
+            leaves = [*leaves, *question.answers(leaves, cells)]
+    return leaves
+
+
+def _replaced(trace: Trace) -> ProgramError:
+    return ProgramError(
+        f"while '{trace.name}' waited for actors, another thread has replaced what it reads",
+        hint="call it again, or let one thread do both.",
+    )
 
 
 def _require(trace: Trace, leaves: list[Any]) -> None:
@@ -392,8 +413,14 @@ class Variant:
 
     def run(self, leaves: list[Any], found: tuple[Live, list[Cell], dict[str, float]]) -> Any:
         """Run one step: returns at once, with tensors that are still being computed."""
-        live, cells, scalars = found
         trace, compiled = self.trace, self.compiled
+        if trace.questions:
+            given, leaves = leaves, _answered(trace, leaves, found[1])
+            again = self.holds(given)
+            if again is None:
+                raise _replaced(trace)
+            found = again
+        live, cells, scalars = found
         if self._only_computes:
             return self._result(compiled.run(trace, leaves, scalars, cells, None), scalars)
         for mesh, kept in trace.by_mesh(cells):

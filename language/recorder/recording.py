@@ -67,6 +67,12 @@ class Recording:
         self.regions: list[Any] = []
         """What has to live as long as the recording does: the regions of its ops, for the ids by which they know
         tensors."""
+        self.arguments = 0
+        """How many arguments a call of the program has, with the answers of actors, which come behind the others."""
+        self.questions: list[Any] = []
+        """What each call asks of actors before its step (`placing.asked.Question`), in order."""
+        self.answers: dict[Value, Any] = {}
+        """Which values are copies of those answers, and of which."""
         self.plain_inputs: set[int] = set()
         """The arguments of which nothing says on which mesh they are, by their values' numbers."""
         self.places: Places | None = None

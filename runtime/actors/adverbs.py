@@ -160,9 +160,14 @@ class Endpoint(Generic[P, R]):
         that is open. Results come nested as they were returned, stay where they are, and have no gradient. Waits for
         the actors. The endpoint's `propagate`, if there is one, says beforehand what is returned.
 
+        In a program that needs a `propagate`: each call of the program asks the actors, in order, before its step, with
+        the program's arguments, its state as it is then, other answers, and plain values. An error that the actors
+        raise is raised by the call, which changes nothing then, on the mesh or in Python; the actors have been called.
+
         Raises what they raised, LayoutError where `propagate` says otherwise, actors differ, or no mesh or several are
-        meant, MonarchError where the workers are not in the actors' processes, and ProgramError within a program, and
-        for an argument that needs a gradient.
+        meant, MonarchError where the workers are not in the actors' processes, and ProgramError for an argument that
+        needs a gradient, and in a program for one that its step computes, without a `propagate`, and in branches,
+        loops, checkpoints and pipelines.
         """
         self._check(args, kwargs)
         made: R = load("monarch.language.placing.referred:referred")(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import monarch
 from monarch import LayoutError, MonarchError
@@ -44,6 +48,12 @@ class Linear(Actor):
     @endpoint
     def fails(self, x: torch.Tensor) -> torch.Tensor:
         raise ValueError("no data here")
+
+    def fails_twice(self, x: torch.Tensor) -> torch.Tensor:
+        self.failures = getattr(self, "failures", 0) + 1
+        if self.failures <= 2:
+            raise ValueError("not yet")
+        return x
 
     def halves(self, pair: dict[str, torch.Tensor]) -> dict[str, Any]:
         return {"half": pair["x"] / 2, "both": [pair["x"], pair["y"].sum()]}
@@ -100,8 +110,6 @@ def test_what_cannot_be_is_an_error(linear: Linear, mesh: Mesh) -> None:
         linear.promises_less.rref(x)
     with pytest.raises(ActorError, match="linear.* raised ValueError: no data here"):
         linear.fails.rref(x)
-    with pytest.raises(ProgramError, match=r"rref\(\) inside a program"):
-        monarch.program(lambda x: linear.forward.rref(x))(x)
     with pytest.raises(ProgramError, match="needs a gradient, and what actors return has none"):
         linear.forward.rref(x.detach().requires_grad_())
     with pytest.raises(LayoutError, match="is plain: it is here, and on no mesh"):
@@ -115,3 +123,143 @@ def test_what_cannot_be_is_an_error(linear: Linear, mesh: Mesh) -> None:
         monarch.distribute(torch.ones(2), bare).wait()
         linear.forward.rref(torch.ones(2, 2))
     assert shards(linear.forward.rref(x))[0] == [[1, 1], [1, 1]]  # actors and mesh live on
+
+
+class Loader(Actor):
+    """Counts, and waits where it is asked to."""
+
+    def __init__(self) -> None:
+        self.batches = 0
+
+    @endpoint(propagate=lambda rows=2: torch.empty(rows))
+    def next(self, rows: int = 2) -> torch.Tensor:
+        self.batches += 1
+        return torch.full((rows,), float(self.batches))
+
+    @endpoint(propagate=lambda x, until: x)
+    def held(self, x: torch.Tensor, until: str) -> torch.Tensor:
+        Path(until).read_text()
+        return x
+
+    @endpoint(propagate="inspect")
+    def note(self, x: torch.Tensor) -> None:
+        self.batches += int(x.sum())
+
+    @endpoint
+    def count(self) -> int:
+        return self.batches
+
+
+@pytest.fixture
+def loader(procs: ProcMesh) -> Loader:
+    return procs.spawn("loader", Loader)
+
+
+def test_a_program_asks_at_each_call_in_order_and_with_what_the_call_has(
+    linear: Linear, loader: Loader, mesh: Mesh
+) -> None:
+    weight = monarch.distribute(torch.ones(2, 2), mesh)
+
+    @monarch.program
+    def step(x: "f32[4@data, 2]") -> tuple[torch.Tensor, ...]:
+        batch = loader.next.rref()
+        y = linear.forward.rref(linear.forward.rref(x))
+        before = linear.forward.rref(weight)
+        loader.note.rref(x)
+        weight.add_(1)
+        return monarch.reduce(batch, "data"), y * 2, before
+
+    plan = step.compile(torch.ones(4, 2))
+    assert [entry.label for entry in plan.inputs if entry.kind == "input"] == [0, 1, 2, 3, 4]
+    assert loader.count.call().get().values() == [0, 0]
+    for call in range(3):
+        batch, y, before = step(torch.full((4, 2), 1.0 + call))  # a plain argument, and one trace
+        assert batch.tolist() == [2.0 * (1 + call * 5 + 4 * sum(range(call)))] * 2
+        assert shards(y)[1] == [[8.0 * (1 + call)] * 2] * 2
+        assert shards(before) == [[[1.0 + call] * 2] * 2, [[2.0 + 2 * call] * 2] * 2]
+    assert [entry.traces for entry in step.remembered] == [1]
+
+
+def test_what_a_program_leaves_of_an_answer_and_other_actors_by_the_same_name(
+    procs: ProcMesh, loader: Loader, mesh: Mesh
+) -> None:
+    kept: dict[str, Any] = {"from": loader}
+
+    @monarch.program(mesh=mesh)
+    def step(rows: int) -> None:
+        kept["batch"] = kept["from"].next.rref(rows)
+
+    for rows, expected in ((2, [1, 1]), (2, [2, 2]), (3, [3, 3, 3])):
+        step(rows)
+        assert monarch.inspect(kept["batch"], data=1).tolist() == expected
+    kept["from"] = procs.spawn("others", Loader)
+    step(2)
+    assert monarch.inspect(kept["batch"], data=0).tolist() == [1, 1]
+    assert loader.count.call().get().values() == [3, 3]
+
+
+def test_what_actors_raise_fails_the_call_and_leaves_everything_as_it_was(linear: Linear, mesh: Mesh) -> None:
+    fails = as_endpoint(linear.fails_twice, propagate=lambda x: x)
+    x, total = monarch.distribute(torch.ones(2, 2), mesh), monarch.distribute(torch.zeros(2), mesh)
+    steps: list[int] = []
+
+    @monarch.program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        steps.append(len(steps))
+        total.add_(1)
+        return fails.rref(x) + total
+
+    for _ in range(2):  # as it is traced, and, behind that, as it is traced again
+        with pytest.raises(ActorError, match=r"linear\[.\].fails_twice raised ValueError: not yet"):
+            step(x)
+        assert (steps, total.tolist()) == ([], [0, 0])
+    assert shards(step(x))[1] == [[2, 2], [2, 2]]
+    assert (steps, total.tolist()) == ([0], [1, 1])
+
+
+def test_other_threads_run_programs_while_one_waits_for_actors(loader: Loader, mesh: Mesh, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "go")
+    until = str(tmp_path / "go")
+    x = monarch.distribute(torch.ones(2), mesh)
+    held = monarch.program(lambda x: loader.held.rref(x, until) + 1)
+    double = monarch.program(lambda x: x * 2)
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.extend(shards(held(x))))
+    thread.start()
+    assert double(x).tolist() == [2, 2]
+    (tmp_path / "go").write_text("")  # which waits until the actors read it
+    thread.join()
+    assert found == [[2, 2], [2, 2]]
+
+
+def test_what_a_program_cannot_ask_is_an_error(linear: Linear, loader: Loader, mesh: Mesh) -> None:
+    x = monarch.distribute(torch.ones(2, 2), mesh)
+    weight = monarch.distribute(torch.ones(2, 2), mesh)
+
+    def written(x: torch.Tensor) -> Any:
+        weight[0].mul_(x[0])
+        return linear.forward.rref(weight)
+
+    def branch(x: torch.Tensor) -> Any:
+        return monarch.cond(x.sum() > 0, lambda x: monarch.reduce(linear.forward.rref(x), "data"), lambda x: x, (x,))
+
+    def checkpointed(x: torch.Tensor) -> Any:
+        return checkpoint(lambda x: linear.forward.rref(x), x, use_reentrant=False)
+
+    with pytest.raises(ProgramError, match=r"forward.rref\(\) is given what the program computes \(f32\[2, 2\]\)"):
+        monarch.program(lambda x: linear.forward.rref(x + 1))(x)
+    with pytest.raises(ProgramError, match="is given what the program computes"):
+        monarch.program(written)(x)
+    with pytest.raises(ProgramError, match=r"rref\(\) in .*cond.*, which may run any number of times"):
+        monarch.program(branch)(x)
+    with pytest.raises(ProgramError, match=r"rref\(\) in a checkpoint, which may run any number of times"):
+        monarch.program(checkpointed)(x)
+    with pytest.raises(ProgramError, match=r"fails.rref\(\) in a program needs to know what is returned"):
+        monarch.program(lambda x: linear.fails.rref(x))(x)
+    with pytest.raises(ProgramError, match="is given a plain tensor from outside"):
+        plain = torch.ones(2, 2)
+        monarch.program(lambda x: linear.forward.rref(plain) + x)(x)
+    with pytest.raises(
+        LayoutError, match=r"promises_less has returned f32\[2, 2\], and its propagate says f32\[1, 2\]"
+    ):
+        monarch.program(lambda x: linear.promises_less.rref(x))(x)
