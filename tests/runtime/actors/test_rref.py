@@ -138,7 +138,8 @@ class Loader(Actor):
 
     @endpoint(propagate=lambda x, until: x)
     def held(self, x: torch.Tensor, until: str) -> torch.Tensor:
-        Path(until).read_text()
+        while not Path(until).exists():
+            os.sched_yield()
         return x
 
     @endpoint(propagate="inspect")
@@ -218,7 +219,6 @@ def test_what_actors_raise_fails_the_call_and_leaves_everything_as_it_was(linear
 
 
 def test_other_threads_run_programs_while_one_waits_for_actors(loader: Loader, mesh: Mesh, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "go")
     until = str(tmp_path / "go")
     x = monarch.distribute(torch.ones(2), mesh)
     held = monarch.program(lambda x: loader.held.rref(x, until) + 1)
@@ -227,7 +227,7 @@ def test_other_threads_run_programs_while_one_waits_for_actors(loader: Loader, m
     thread = threading.Thread(target=lambda: found.extend(shards(held(x))))
     thread.start()
     assert double(x).tolist() == [2, 2]
-    (tmp_path / "go").write_text("")  # which waits until the actors read it
+    (tmp_path / "go").write_text("")
     thread.join()
     assert found == [[2, 2], [2, 2]]
 
