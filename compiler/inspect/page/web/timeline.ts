@@ -11,6 +11,8 @@ const [HEAD, GAP, NAMES] = [30, 12, 190];
 /** The estimate's worker: none. */
 const ESTIMATE = -1;
 const [LOW, HIGH] = [20, 38];
+/** What a canvas can have. */
+const TALLEST = 12000;
 
 export class TimelineView implements Shown {
   readonly element = h("div", { class: "view timeline" });
@@ -29,6 +31,7 @@ export class TimelineView implements Shown {
   private row = LOW;
   private press: { x: number; y: number; moved: boolean } | null = null;
   private lane = 0;
+  private before: [number, number, number] = [0, 1, 0];
   private readonly redraw = framed(() => this.draw());
 
   constructor(private readonly page: Page) {
@@ -223,7 +226,17 @@ export class TimelineView implements Shown {
     this.redraw();
   }
 
-  print(): void {
+  /** All lanes of the whole run on paper, and afterwards what was seen before. */
+  print(on: boolean): void {
+    if (on) {
+      this.before = [this.from, this.to, this.top];
+      this.top = 0;
+      this.stage.style.height = `${Math.min(TALLEST, this.lanes.length * (2 * LOW + GAP) + HEAD)}px`;
+      this.whole();
+    } else {
+      [this.from, this.to, this.top] = this.before;
+      this.stage.style.height = "";
+    }
     this.draw();
   }
 
@@ -248,13 +261,15 @@ export class TimelineView implements Shown {
     // Few workers get higher lanes.
     this.row = Math.max(LOW, Math.min(HIGH, Math.floor(((height - HEAD) / this.lanes.length - GAP) / 2)));
     const x = (time: number) => NAMES + ((time - this.from) / (this.to - this.from)) * (width - NAMES);
+    const dark = luminance(colour("surface")) < 0.179;
+    const edges = new Map(["whole", "muted", ...[0, 1, 2, 3, 4, 5].map((dim) => `dim${dim}`)].map((name) => [colour(name), strong(colour(name), colour("surface"), dark)]));
     const colours = { compute: colour("whole"), ...Object.fromEntries([0, 1, 2, 3, 4, 5].map((dim) => [`dim${dim}`, colour(`dim${dim}`)])), text: colour("text"), muted: colour("muted"), line: colour("line"), ground: colour("ground"), critical: colour("critical"), accent: colour("accent"), surface: colour("surface") };
     this.lanes.forEach((lane, at) => {
       const y = HEAD + at * (2 * this.row + GAP) - this.top;
       if (y > height || y + 2 * this.row < HEAD) return;
       paint.fillStyle = colours.surface;
       paint.fillRect(NAMES, y, width - NAMES, 2 * this.row);
-      this.drawLane(paint, lane, y, x, width, colours, font);
+      this.drawLane(paint, lane, y, x, width, colours, edges, font);
       paint.fillStyle = colours.ground;
       paint.fillRect(0, y - GAP / 2, NAMES, 2 * this.row + GAP);
       paint.fillStyle = at === this.lane && this.lanes.length > 1 ? colours.accent : colours.text;
@@ -277,7 +292,7 @@ export class TimelineView implements Shown {
     return (measured?.point(worker) ?? []).map((place, dim) => `${model.dimName(dim)}=${place}`).join(" ");
   }
 
-  private drawLane(paint: CanvasRenderingContext2D, lane: Lane, y: number, x: (time: number) => number, width: number, colours: Record<string, string>, font: string): void {
+  private drawLane(paint: CanvasRenderingContext2D, lane: Lane, y: number, x: (time: number) => number, width: number, colours: Record<string, string>, edges: Map<string, string>, font: string): void {
     const { model, store } = this.page;
     const filled = [-1, -1];
     paint.font = `11px ${font}`;
@@ -292,27 +307,42 @@ export class TimelineView implements Shown {
       if (!isChosen && right < filled[row]! + 0.6) continue;
       filled[row] = right;
       const w = Math.max(0.8, right - left - (right - left > 3 ? 0.6 : 0));
-      paint.globalAlpha = dim >= 0 && !(value >= 0 && model.data.values.dims[value]!.includes(dim)) ? 0.25 : 1;
-      paint.fillStyle = row ? value < 0 ? colours["muted"]! : colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!;
-      // Waiting for peers is a pale slice, and moving the full one behind it.
-      const wait = lane.waited[span]! ? Math.min(w, Math.max(0, x(lane.starts[span]! + lane.waited[span]!) - left)) : 0;
+      const isFaint = dim >= 0 && !(value >= 0 && model.data.values.dims[value]!.includes(dim));
+      paint.globalAlpha = isFaint ? 0.25 : 1;
+      const fill = row ? value < 0 ? colours["muted"]! : colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!;
+      const edge = edges.get(fill)!;
+      const [top, high] = [y + row * this.row + 2, this.row - 6];
+      // Waiting for peers is a pale slice, and moving the full one behind it. Narrow ones are all edge.
+      const wait = lane.waited[span]! && w > 3 ? Math.min(w, Math.max(0, x(lane.starts[span]! + lane.waited[span]!) - left)) : 0;
       if (wait) {
+        paint.fillStyle = fill;
         const full = paint.globalAlpha;
         paint.globalAlpha = 0.35 * full;
-        paint.fillRect(left, y + row * this.row + 2, wait, this.row - 6);
+        paint.fillRect(left, top, wait, high);
         paint.globalAlpha = full;
       }
-      paint.fillRect(left + wait, y + row * this.row + 2, w - wait, this.row - 6);
+      paint.fillStyle = w > 3 ? fill : edge;
+      if (w > 3) paint.fillRect(left + wait, top, w - wait, high);
+      else paint.fillRect(Math.round(left), top, Math.max(1, Math.round(w)), high);
+      if (w > 3) {
+        paint.strokeStyle = edge;
+        paint.lineWidth = 1;
+        paint.strokeRect(left + 0.5, top + 0.5, w - 1, high - 1);
+      }
       if (isChosen) {
         paint.strokeStyle = colours["text"]!;
         paint.lineWidth = 2;
         paint.strokeRect(left - 1, y + row * this.row + 1, Math.max(3, w + 2), this.row - 4);
       }
+      if (isFaint) {
+        paint.globalAlpha = 1;
+        continue;
+      }
       if (wait > 46 && w - wait < 46) {
         paint.fillStyle = colours["text"]!;
         paint.fillText(`${clipped(value < 0 ? "commit" : model.name(value), Math.floor((wait - 8) / 6.4))}`, left + 4, y + row * this.row + this.row / 2 + 3);
       } else if (w > 46 && value >= 0) {
-        paint.fillStyle = readable(row ? colours[`dim${model.data.values.dims[value]![0]! % 6}`]! : colours["compute"]!);
+        paint.fillStyle = readable(fill);
         paint.fillText(clipped(model.name(value), Math.floor((w - wait - 8) / 6.2)), left + wait + 4, y + row * this.row + this.row / 2 + 3);
       }
       paint.globalAlpha = 1;
@@ -349,13 +379,28 @@ function shifted(lane: Lane, by: number): Lane {
   return { ...lane, starts: lane.starts.map((start) => start + by), ends: lane.ends.map((end) => end + by) };
 }
 
-/** Black or white, whichever stands out more from a colour (WCAG's relative luminance): by 4.58 at least. */
+/** WCAG's relative luminance of #rrggbb. */
+function luminance(colour: string): number {
+  const [red, green, blue] = channels(colour).map((part) => (part / 255 <= 0.04045 ? part / 255 / 12.92 : ((part / 255 + 0.055) / 1.055) ** 2.4)) as [number, number, number];
+  return 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+}
+
+function channels(colour: string): number[] {
+  return [1, 3, 5].map((at) => Number.parseInt(colour.slice(at, at + 2), 16));
+}
+
+/** Black or white, whichever stands out more from a colour: by 4.58 at least. */
 function readable(colour: string): string {
-  const [red, green, blue] = [1, 3, 5].map((at) => {
-    const part = Number.parseInt(colour.slice(at, at + 2), 16) / 255;
-    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
-  }) as [number, number, number];
-  return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000" : "#fff";
+  return luminance(colour) > 0.179 ? "#000" : "#fff";
+}
+
+/** The colour, made lighter on a dark ground and darker on a light one until its contrast with it is 4.5. */
+function strong(colour: string, ground: string, dark: boolean): string {
+  for (let share = 0; ; share += 0.05) {
+    const mixed = `#${channels(colour).map((part) => Math.round(part + ((dark ? 255 : 0) - part) * Math.min(1, share)).toString(16).padStart(2, "0")).join("")}`;
+    const [high, low] = [luminance(mixed), luminance(ground)].sort((a, b) => b - a) as [number, number];
+    if ((high + 0.05) / (low + 0.05) >= 4.5 || share >= 1) return mixed;
+  }
 }
 
 function dimKey(name: string, dim: number): HTMLElement {

@@ -126,3 +126,51 @@ window.measureContrast = () => {
   document.adoptedStyleSheets = before;
   return { measured, wrong: [...new Set(wrong)] };
 };
+
+// What a canvas shows is watched as it is drawn: texts with what is behind them, and slices (`high` px) with their edges
+// and the ground beside them.
+window.watchCanvas = () => {
+  const seen = { texts: [], slices: [] };
+  const own = CanvasRenderingContext2D.prototype;
+  const { fillText, fillRect, strokeRect } = own;
+  const light = (color) => {
+    const [r, g, b] = color.map((each) => (each / 255 <= 0.04045 ? each / 255 / 12.92 : ((each / 255 + 0.055) / 1.055) ** 2.4));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const ratio = (one, other) => {
+    const [high, low] = [light(one), light(other)].sort((a, b) => b - a);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const page = getComputedStyle(document.querySelector("main")).backgroundColor.match(/\d+/g).map(Number);
+  const pixel = (paint, x, y) => {
+    const scale = paint.getTransform().a;
+    const [r, g, b, a] = paint.getImageData(Math.round(x * scale), Math.round(y * scale), 1, 1).data;
+    return [r, g, b].map((part, at) => (part * a + (page[3] === 0 ? 255 : page[at]) * (255 - a)) / 255);
+  };
+  const color = (paint, style) => {
+    const at = style.match(/^#(..)(..)(..)$/);
+    return at ? at.slice(1).map((part) => Number.parseInt(part, 16)) : style.match(/^#(.)(.)(.)$/).slice(1).map((part) => 17 * Number.parseInt(part, 16));
+  };
+  own.fillText = function (text, x, y) {
+    const left = this.textAlign === "right" ? x - 4 : x + 4;
+    const inside = left < this.canvas.clientWidth && y < this.canvas.clientHeight;
+    if (inside && this.canvas.closest(".timeline")) seen.texts.push([text, this.globalAlpha * ratio(color(this, this.fillStyle), pixel(this, left, y + 3))]);
+    fillText.call(this, text, x, y);
+  };
+  own.fillRect = function (x, y, wide, high) {
+    fillRect.call(this, x, y, wide, high);
+    if (this.canvas.closest(".timeline") && high > 8 && high < 40 && wide < 600 && y > 20 && Math.floor(x + wide / 2) < this.canvas.clientWidth) seen.slices.push([wide, pixel(this, Math.floor(x + wide / 2), y - 1), pixel(this, Math.floor(x + wide / 2), y + high / 2)]);
+  };
+  own.strokeRect = function (x, y, wide, high) {
+    strokeRect.call(this, x, y, wide, high);
+    for (const last of seen.slices.slice(-2)) last[3] ??= color(this, this.strokeStyle);  // what waits, and what moves
+  };
+  return () => ({
+    texts: seen.texts.length,
+    slices: seen.slices.length,
+    wrong: [
+      ...seen.texts.filter(([, contrast]) => contrast < 4.495).map(([text, contrast]) => `${contrast.toFixed(2)}: "${text}"`),
+      ...seen.slices.filter(([wide, ground, fill, edge]) => Math.max(ratio(fill, ground), edge ? ratio(edge, ground) : 0) < 4.495).map(([wide, ground, fill, edge]) => `slice of ${wide.toFixed(1)} px: ${fill} with ${edge} on ${ground}`),
+    ],
+  });
+};

@@ -67,3 +67,24 @@ def test_all_text_can_be_told_from_its_ground(browser: Browser, file: Path, them
     assert {view: each["wrong"] for view, each in found.items() if each["wrong"]} == {}
     assert min(each["measured"] for each in found.values()) > 20
     assert len(faint) > 10  # it would notice
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_timeline_can_be_told_from_its_ground(
+    browser: Browser, tmp_path: Path, theme: Literal["light", "dark"]
+) -> None:
+    """Texts on slices and beside them, and slices themselves: whole, close, and with one chosen."""
+    plan = training_plan(2)
+    file = tmp_path / "page.html"
+    file.write_text(html_of(plan, trace=trace_of(plan, 1)))
+    page = opened(browser, file, SIZES[0], theme)
+    page.evaluate("window.watched = watchCanvas()")
+    show(page, "timeline")
+    for _ in range(7):
+        page.get_by_role("button", name="Zoom in").click()
+        page.wait_for_timeout(50)
+    page.locator("canvas").press("ArrowRight")
+    page.wait_for_timeout(50)
+    found = page.evaluate("watched()")
+    page.close()
+    assert found["wrong"] == [] and found["texts"] > 50 and found["slices"] > 100

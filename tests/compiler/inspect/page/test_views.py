@@ -230,6 +230,8 @@ def test_all_views_are_printed_and_the_screen_is_as_before(open_page: Open) -> N
     wide = "Math.max(...[...document.querySelectorAll('main *')].map((each) => each.getBoundingClientRect().right))"
     assert page.evaluate(wide) <= page.evaluate("document.body.getBoundingClientRect().right") + 1
     assert page.locator(".collectives .space > .row").count() == 71
+    lanes = page.locator(".timeline canvas").bounding_box()
+    assert lanes is not None and lanes["height"] > 5 * 2 * 20  # the estimate and four workers, whole
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     expect(page.locator("main > .view:visible")).to_have_count(1)
     expect(page.get_by_role("tab", selected=True)).to_have_text("Memory")
