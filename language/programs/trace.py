@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -251,7 +252,7 @@ def _trace(
     types = call.types(mesh, None if symbols is None else symbols.scope)
     for part in mesh._family:
         part.flush(call.name)
-    before = current.recording
+    before, followed = current.recording, sys.gettrace()
     recording = Recording(mesh, True, symbols)
     recording.arguments = len(leaves)
     watch = OptimizerWatch(recording, environment.optimizers, varying)
@@ -338,6 +339,9 @@ def _trace(
         raise
     finally:
         current.refused = None
+        if current.ends:
+            current.ends = 0
+            sys.settrace(followed)
     taken: set[str] = set(recording.scalars) | {"seed"}
     homes: dict[Value, Mesh] = {}
     if recording.places is not None:

@@ -322,13 +322,14 @@ if hasattr(os, "register_at_fork"):  # where processes can be forked
 class _Current(threading.local):
     recording: Recording | None = None
     refused: MonarchError | None = None
+    ends: int = 0
     module: str = ""
     task: Task | None = None
 
 
 current = _Current()
-"""The program that each thread traces, the first thing in it that is refused, the path of the module whose forward it
-runs, and the stage and microbatch of a pipeline that it records."""
+"""The program that each thread traces, the first thing in it that is refused, how often that has ended what ran behind
+it, the path of the module whose forward it runs, and the stage and microbatch of a pipeline that it records."""
 
 
 def current_program() -> Recording | None:

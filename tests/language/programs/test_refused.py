@@ -124,7 +124,47 @@ def hooked(x: torch.Tensor) -> torch.Tensor:
     return leaf.grad
 
 
-WAYS = suppressed, returned_at_last, bare, tried_for_ever, generated, raised_as_another, hooked
+def tried_for_ever_whatever_is_raised(x: torch.Tensor) -> torch.Tensor:
+    while True:
+        try:
+            return x * x[0, 0].item()
+        except:  # noqa: E722
+            continue
+
+
+def tried_twice_for_ever(x: torch.Tensor) -> torch.Tensor:
+    def once() -> torch.Tensor:
+        while True:
+            try:
+                return x * x[0, 0].item()
+            except BaseException:
+                pass
+
+    while True:
+        try:
+            return once()
+        except:  # noqa: E722
+            continue
+
+
+def suppressed_for_ever(x: torch.Tensor) -> torch.Tensor:
+    while True:
+        with contextlib.suppress(BaseException):
+            return x * x[0, 0].item()
+
+
+WAYS = (
+    suppressed,
+    returned_at_last,
+    bare,
+    tried_for_ever,
+    tried_for_ever_whatever_is_raised,
+    tried_twice_for_ever,
+    suppressed_for_ever,
+    generated,
+    raised_as_another,
+    hooked,
+)
 
 
 @pytest.mark.parametrize("step", WAYS, ids=lambda step: str(step.__name__))
