@@ -48,6 +48,9 @@ def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> Value:
         return ImportedCall(interpreter, node, frame, arguments, callee.dotted).value()
     if callee.kind in (Kind.FUNCTION, Kind.PROGRAM) and callee.function is not None:
         return _follow(interpreter, callee, arguments, frame)
+    if callee.kind is Kind.METHOD:
+        read(interpreter, node, frame)
+        return PYTHON
     if callee.kind is Kind.CLASS:
         return Value(Kind.INSTANCE, cls=callee.cls)
     if callee.kind is Kind.INSTANCE and callee.cls is not None:

@@ -12,6 +12,7 @@ from monarch.language.check.kinds import (
     MADE,
     PYTHON,
     PYTHON_ATTRIBUTES,
+    READS,
     SOME,
     TENSOR_METHODS,
     UNKNOWN,
@@ -52,6 +53,8 @@ class Expressions(Follower):
         """The truth of a test that is known before anything runs: whether a tensor is None, or a tensor."""
         if isinstance(node, ast.Constant):
             return bool(node.value)
+        if isinstance(node, ast.Name) and isinstance(only := frame.scope.only(node.id), ast.Constant):
+            return bool(only.value)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             inner = self._known(node.operand, frame)
             return None if inner is None else not inner
@@ -139,6 +142,8 @@ class Expressions(Follower):
                 return replace(MADE, origin="state") if holder.kind is Kind.TENSOR else SOME
             if name in VIEWS:
                 return holder
+            if name in READS and holder.kind is Kind.TENSOR:
+                return Value(Kind.METHOD, dotted=name, bound=holder)
             return replace(holder, origin="made") if holder.kind is Kind.TENSOR else holder
         if holder.kind is Kind.INSTANCE and holder.cls is not None:
             if (method := self.names.method(holder.cls, name)) is not None:
@@ -173,6 +178,8 @@ class Expressions(Follower):
 
     def _e_ifexp(self, node: ast.IfExp, frame: Frame) -> Value:
         self.truth(node.test, frame)
+        if (known := self._known(node.test, frame)) is not None:
+            return self.expression(node.body if known else node.orelse, frame)
         return join(self.expression(node.body, frame), self.expression(node.orelse, frame))
 
     def _e_boolop(self, node: ast.BoolOp, frame: Frame) -> Value:
@@ -219,7 +226,8 @@ class Expressions(Follower):
                 elif refused.looks_up(operands[place], values[place], values[place + 1], operands[place + 1]):
                     refused.read(self, node, frame, "'in' compares it")
                 continue
-            if refused.compares(values[place], values[place + 1], operands[place], operands[place + 1]):
+            two = [refused.written_out(operand, frame) for operand in operands[place : place + 2]]
+            if refused.compares(values[place], values[place + 1], *two):
                 refused.read(self, node, frame, "to compare lists compares what is in them")
             compared = self.combined(values[place : place + 2])
             if compared.is_tensor:

@@ -251,6 +251,10 @@ class Interpreter(Expressions):
             self.body(node.body if holds else node.orelse, frame)
             return
         self.truth(node.test, frame)
+        if (known := self._known(node.test, frame)) is not None:
+            self._narrow(node.test, frame, known)
+            self.body(node.body if known else node.orelse, frame)
+            return
         before = dict(frame.env)
         self._narrow(node.test, frame, True)
         self.body(node.body, frame)

@@ -19,19 +19,20 @@ class Kind(enum.IntEnum):
 
     UNKNOWN = 0
     PYTHON = 1  # no tensor: a number, a string, a shape, None
-    IMPORTED = 2  # what an import names: `dotted`
-    FUNCTION = 3
-    PROGRAM = 4
-    CLASS = 5
-    INSTANCE = 6  # of a class of the file
-    MODULE = 7  # a torch.nn.Module
-    GENERATOR = 8  # a torch.Generator
-    MESH = 9
-    CONTAINER = 10  # a list, tuple, dict or set, or an iterator: `each`, `items`
-    DERIVED = 11  # what an unknown function made of a tensor
-    HOST = 12  # a plain tensor in the controller's process
-    SOME = 13  # a tensor, on the mesh or not, or one whose value is known while the program is traced
-    TENSOR = 14  # a tensor on the mesh
+    METHOD = 2  # of a tensor, and reads its value into Python: `dotted` is its name
+    IMPORTED = 3  # what an import names: `dotted`
+    FUNCTION = 4
+    PROGRAM = 5
+    CLASS = 6
+    INSTANCE = 7  # of a class of the file
+    MODULE = 8  # a torch.nn.Module
+    GENERATOR = 9  # a torch.Generator
+    MESH = 10
+    CONTAINER = 11  # a list, tuple, dict or set, or an iterator: `each`, `items`
+    DERIVED = 12  # what an unknown function made of a tensor
+    HOST = 13  # a plain tensor in the controller's process
+    SOME = 14  # a tensor, on the mesh or not, or one whose value is known while the program is traced
+    TENSOR = 15  # a tensor on the mesh
 
 
 @dataclass(frozen=True)

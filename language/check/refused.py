@@ -87,6 +87,15 @@ def compares(value: Value, other: Value, node: ast.expr, place: ast.expr) -> boo
     return ast.dump(first) != ast.dump(second) and all(_is_number(part) for part in simple)
 
 
+def written_out(node: ast.expr, frame: Frame) -> ast.expr:
+    """The list or tuple that a name is, if it is one whose first entry is made anew where it is written: no other name
+    has that tensor."""
+    found = frame.scope.only(node.id) if isinstance(node, ast.Name) else None
+    if isinstance(found, ast.List | ast.Tuple) and found.elts and isinstance(found.elts[0], ast.Call | ast.BinOp):
+        return found
+    return node
+
+
 def looks_up(node: ast.expr, value: Value, holder: Value, place: ast.expr) -> bool:
     """Whether to find a value in a list compares a tensor with a number. Names, None and strings are passed: what is
     the same object is found without a comparison, and no tensor equals None or a string."""

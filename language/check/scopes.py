@@ -40,6 +40,13 @@ class Scope:
     def is_class(self) -> bool:
         return isinstance(self.node, ast.ClassDef)
 
+    def only(self, name: str) -> ast.expr | None:
+        """What a name is, where one assignment alone gives it a value."""
+        home = self.home(name)
+        bindings = [] if home is None else home.bindings[name]
+        one = bindings[0] if len(bindings) == 1 and bindings[0].how == "assign" and not bindings[0].path else None
+        return None if one is None else one.value
+
     def home(self, name: str) -> Scope | None:
         """The scope whose name it is, as Python finds it from here: classes are passed over, but for this one."""
         scope: Scope | None = self
