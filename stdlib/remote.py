@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError
 from monarch.language import DistributedTensor
+from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
 from monarch.runtime.actors.functions import Remote
 
@@ -164,8 +165,14 @@ _OPS: dict[str, Any] = {}
 
 def _op_of(call: _Call, operands: int, results: int) -> Any:
     parts = call.function, call.propagate, call.plain, pytree.treespec_dumps(call.spec), operands, results
+
+    def digest() -> str:
+        return hashlib.sha256(cloudpickle.dumps(parts)).hexdigest()[:16]
+
+    recording = current_program()
+    python = None if recording is None else recording.repeatable
     try:
-        text = cloudpickle.dumps(parts)
+        text = digest() if python is None else python.read(f"remote '{call.name}'", digest)
     except Exception as error:  # pickling runs code of the user's classes
         raise ProgramError(
             f"the remote function '{call.name}' cannot be sent to the workers: {error}",
@@ -173,7 +180,7 @@ def _op_of(call: _Call, operands: int, results: int) -> Any:
             source=user_source(),
         ) from error
     word = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in call.name)
-    name = f"monarch_remote::{word}_{hashlib.sha256(text).hexdigest()[:16]}"
+    name = f"monarch_remote::{word}_{text}"
     if name not in _OPS:
         takes = ", ".join(f"Tensor x{number}" for number in range(operands))
         gives = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +12,7 @@ from monarch.language.programs.entered import Entered
 from monarch.language.programs.guards import Guards
 from monarch.language.programs.held import Contents, Held, same_entries
 from monarch.language.programs.nodes import Path
+from monarch.language.programs.settings import Set, Setting
 from monarch.language.programs.snapshot import Snapshot
 
 
@@ -52,6 +55,16 @@ class Repeatable:
             return None
         now = {ident: held.changed() for ident, held in met.items()} | {i: held.before for i, held in made.items()}
         return Seen([*met.values(), *made.values()], now, len(self._entered.codes))
+
+    def read(self, what: str, read: Callable[[], str]) -> str:
+        """What `read` gives, which each call of the program compares: what code reads in it is not looked at."""
+        watching = sys.gettrace()
+        sys.settrace(None)
+        try:
+            self._snapshot.note(Set(setting := Setting(frozenset((what,)), read)))
+            return str(setting.get())
+        finally:
+            sys.settrace(watching)
 
     def proves(self) -> bool:
         """Whether guards can follow all that the program has read so far."""

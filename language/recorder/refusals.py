@@ -7,8 +7,8 @@
 
 The first refusal is noted, whoever catches it, and is what the trace raises. Until then the code that has caught it
 runs on; the next op that it records, or the next refusal, raises `Ended`, which a handler of Exception lets pass.
-A handler that takes any exception (`except:`), in a loop, would go on for ever: from some number of them on, each line of
-the program's own that begins raises, those of the handler among them.
+A handler of any exception (`except:`), in a loop, would go on for ever: from some number of them on, each line of the
+program's own that begins raises, those of the handler among them.
 Errors that PyTorch raises too (`OperatorError`), and those of layouts, which the same code has outside of programs, are
 the code's own to catch.
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy
@@ -10,9 +11,13 @@ import torch
 
 import monarch
 from monarch.compiler.errors import ProgramError
+from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, local, program
+from monarch.language.compile import compiling_with
+from monarch.language.errors import TracedAgainWarning
+from tests.language.dense import DenseExecutor, compile_dense
 
 MESH = Mesh.abstract(data=2)
 PLAIN = torch.rand(3)
@@ -111,6 +116,21 @@ def test_a_number_that_a_program_takes_is_that_of_each_call() -> None:
         traced, x = program(step, mesh=mesh), torch.rand(4)
         for by in (3.0, 5.0, 3.0):
             assert torch.equal(traced(x, by).full_tensor(), x / by)
+
+
+def test_what_a_function_closes_over_is_compared_at_each_call() -> None:
+    """By what it pickles to; pickling reads much that no check follows, for which a program would be traced anew."""
+    by = 2.0
+    scaled = monarch.remote(lambda x: x * by, propagate=lambda x: x)
+
+    def step(x: "f32[4]") -> torch.Tensor:
+        return scaled(x)
+
+    with executors_by(DenseExecutor), compiling_with(compile_dense), Mesh(data=2) as mesh, warnings.catch_warnings():
+        warnings.simplefilter("error", TracedAgainWarning)
+        traced, x = program(step, mesh=mesh), torch.rand(4)
+        for call, by in enumerate((2.0, 2.0, 2.0, 3.0, 3.0, 2.0)):
+            assert torch.equal(traced(x).full_tensor(), x * by), call
 
 
 def test_another_word_for_propagate_is_an_error() -> None:
