@@ -15,12 +15,22 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 
 
 def made_up(module: nn.Module) -> Iterator[Inputs]:
-    """What the module's forward pass may take, the likeliest first.
+    """What the module's forward pass may take, the likeliest first; floats have the dtype of its parameters.
 
     For a model of `transformers`: by its config, all kinds of input that its forward pass has (tokens and images, say),
     and then the main one alone. For another module whose forward pass needs one argument: a batch of 2 that a layer
     of each kind takes, in the order of its layers.
     """
+    dtype = next((each.dtype for each in module.parameters() if each.is_floating_point()), torch.get_default_dtype())
+
+    def cast(value: torch.Tensor) -> torch.Tensor:
+        return value.to(dtype) if value.is_floating_point() else value
+
+    for inputs in _kinds(module):
+        yield {k: cast(x) for k, x in inputs.items()} if isinstance(inputs, Mapping) else [cast(x) for x in inputs]
+
+
+def _kinds(module: nn.Module) -> Iterator[Inputs]:
     config = getattr(module, "config", None)
     if config is not None and hasattr(module, "main_input_name"):
         yield from _of_transformers(module, config)

@@ -105,3 +105,9 @@ def test_a_model_on_the_meta_device_has_the_same_layouts() -> None:
     whole = FAMILIES["llama"].model()
     mesh = MeshSpec.of(model=2)
     assert tensor_parallel(model, mesh, "model") == tensor_parallel(whole, mesh, "model")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_a_model_is_traced_on_has_the_dtype_of_its_parameters(dtype: torch.dtype) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 8)).to(dtype)
+    assert "0 by columns, 2 by rows (16 wide)" in tensor_parallel(model, MeshSpec.of(model=2), "model").why
