@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from monarch.compiler.ops.grouped import FORMS
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, factor_names, line
 from monarch.compiler.rules.register import sharding_rule
@@ -24,6 +25,12 @@ sharding_rule("transformers.grouped_mm_fallback", "s k, e k n, e -> s n", whole=
 sharding_rule(
     "transformers.grouped_mm_fallback_backward", "s k, e k n, e, s n -> s k, e k n", whole="s e", linear=({3},)
 )
+
+
+@sharding_rule("monarch.grouped_mm")
+def _grouped_mm(call: Call) -> Line:
+    dims = len(call.shape("a") or ()), len(call.shape("b") or ())
+    return line(FORMS[dims], whole="s e", linear=BILINEAR)
 
 
 def _broadcast(names: str, ndim: int) -> str:

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from monarch.compiler.ops.grouped import FORMS, grouped_mm
 from monarch.compiler.ops.record import enter
+from monarch.language.recorder.dispatch import record
 from monarch.language.recorder.selecting import narrow
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -54,6 +56,17 @@ def _is_distributed(args: Any) -> bool:
     return any(
         isinstance(arg, DistributedTensor) or (isinstance(arg, (list, tuple)) and _is_distributed(arg)) for arg in args
     )
+
+
+def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    a, b, ends, bias, dtype = (*args, None, None, None)[:5]
+    if bias is not None or (ends is None) == ((a.ndim, b.ndim) in FORMS):
+        return record(func, args, kwargs)  # PyTorch says what is wrong
+    product = torch.bmm(a, b) if ends is None else grouped_mm()(a, b, ends)
+    return product if dtype is None else product.to(dtype)
+
+
+enter((aten._grouped_mm,), record=_grouped_mm)
 
 
 @composite(aten.one_hot.default)

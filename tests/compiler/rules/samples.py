@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from monarch.compiler.ops.grouped import grouped_mm
 from tests.compiler.rules.dense import Sample, call
 from tests.compiler.rules.values import below, distinct, flags, real, unit
 
@@ -131,6 +132,9 @@ def matmul_samples() -> list[Sample]:
         call(aten.addmv.default, real(4), a, real(6)),
         call(aten.addr.default, real(4, 6), real(4), real(6)),
         call(aten._addmm_activation.default, real(8), a, b),
+        call(grouped_mm(), a, batch, torch.tensor([1, 4])),
+        call(grouped_mm(), c, real(6, 8), torch.tensor([5, 8])),
+        call(grouped_mm(), a, b, torch.tensor([4, 6])),
         call(aten.linear.default, c, real(8, 6), real(8)),
         call(aten.linear.default, c, real(8, 6)),
         call(aten.linear.default, real(6), real(8, 6), real(8)),
