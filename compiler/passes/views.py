@@ -233,19 +233,19 @@ def _write_same(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: 
 _RESHAPES = (aten.view, aten._unsafe_view, aten._reshape_alias, aten.squeeze, aten.unsqueeze)
 
 
-def _row_major(emit: Emitter, base: fx.Node) -> fx.Node:
+def row_major(emit: Emitter, base: fx.Node) -> fx.Node:
     """A copy with the strides that the trace has seen: on workers a value may have others."""
     return emit.call(aten.clone.default, base, type=base.meta["type"], memory_format=torch.contiguous_format)
 
 
 def _read_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
     place = [argument(value, position, name) for position, name in enumerate(_STRIDED)]
-    return emit.call(aten.as_strided.default, _row_major(emit, base), *map(emit.decode, place), type=value.type)
+    return emit.call(aten.as_strided.default, row_major(emit, base), *map(emit.decode, place), type=value.type)
 
 
 def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
     place = [argument(value, position, name) for position, name in enumerate(_STRIDED)]
-    operands = (_row_major(emit, base), new)
+    operands = (row_major(emit, base), new)
     return emit.call(aten.as_strided_scatter.default, *operands, *map(emit.decode, place), type=parent.type)
 
 

@@ -7,7 +7,7 @@ functions here, and those of `recurrent`, take their place; plain ones go on to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ import torch.nn.functional as F
 from monarch.compiler.ops.grouped import FORMS, grouped_mm
 from monarch.compiler.ops.record import enter
 from monarch.language.recorder.dispatch import record
+from monarch.language.recorder.known import known_value
+from monarch.language.recorder.recording import current_program
 from monarch.language.recorder.selecting import narrow
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -136,6 +138,52 @@ def _embedding_bag_without_padding(
     return _embedding_bag(
         weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, None
     )
+
+
+@composite(aten.ctc_loss.IntList)
+def _ctc_loss(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: Sequence[int],
+    target_lengths: Sequence[int],
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """PyTorch's makes a tensor of the lengths behind the recorder's back."""
+    alone = log_probs.ndim == 2
+    batch = log_probs.unsqueeze(1) if alone else log_probs
+    losses = aten._ctc_loss.default(batch, targets, list(input_lengths), list(target_lengths), blank, zero_infinity)[0]
+    if zero_infinity:
+        losses = torch.where(losses == torch.inf, 0, losses)
+    if reduction == 0:
+        return losses.squeeze(0) if alone else losses
+    if reduction == 1:
+        losses = losses / torch.tensor([max(1, length) for length in target_lengths], dtype=losses.dtype)
+    return losses.mean() if reduction == 1 else losses.sum()
+
+
+@composite(aten.ctc_loss.Tensor)
+def _ctc_loss_of_tensors(
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """How long the longest target is has to be known: lengths that only workers know are an error."""
+    recording = current_program()
+    lengths: list[Any] = []
+    for each in (input_lengths, target_lengths):
+        asked = recording is not None and isinstance(each, DistributedTensor)
+        lengths.append(known_value(recording, each) if asked else each)  # type: ignore[arg-type]
+    if any(each is None for each in lengths):
+        found: torch.Tensor = aten._ctc_loss.Tensor(log_probs, targets, input_lengths, target_lengths)[0]
+        return found  # the error that says what to do
+    first, second = (each.reshape(-1).tolist() for each in lengths)
+    return _ctc_loss(log_probs, targets, first, second, blank, reduction, zero_infinity)
 
 
 def _not_nested(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -7,6 +7,7 @@ asked for later, and what that runs is recorded behind the region's own ops: the
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -143,6 +144,10 @@ class RegionRecording(Recording):
             and not tensor._stands_in
         )
 
+    def all_taken(self, arguments: Any) -> Any:
+        """A call's arguments with stand-ins for what is outside."""
+        return pytree.tree_map_only(torch.Tensor, lambda t: self.stand_in(t) if self.is_outside(t) else t, arguments)
+
     def taken(self, tensor: DistributedTensor) -> DistributedTensor:
         made: Any = self.stand_in(tensor) if self.is_outside(tensor) else tensor
         return made
@@ -155,12 +160,15 @@ class RegionRecording(Recording):
 
     def check_kept(self, results: list[DistributedTensor]) -> None:
         """Raises ProgramError where a result's gradient would go to a tensor from outside, past its stand-in."""
+        own = {id(made) for _, made in self.stand_ins.values()}
         waiting: list[Any] = [each.grad_fn for each in results if each.grad_fn is not None]
         seen = set(waiting)
         while waiting:
             node = waiting.pop()
             leaf = getattr(node, "variable", None)
-            if isinstance(leaf, DistributedTensor) and self.is_outside(leaf):
+            if isinstance(leaf, DistributedTensor) and (
+                self.is_outside(leaf) or leaf._stands_in and id(leaf) not in own
+            ):
                 raise _bypassed()
             following = {each for each, _ in node.next_functions if each is not None} - seen
             seen |= following
@@ -169,8 +177,9 @@ class RegionRecording(Recording):
 
 def _bypassed() -> ProgramError:
     return ProgramError(
-        "a torch.autograd.Function in a branch or a loop is given a tensor from outside that requires a gradient",
-        hint="pass the tensor to the branch or the loop as an operand, or give the Function x.view_as(x).",
+        "a tensor from outside of a branch or a loop requires a gradient, and is given to a function that PyTorch's "
+        "modes do not see",
+        hint="give it x.view_as(x) there.",
         source=user_source(),
     )
 
@@ -183,6 +192,10 @@ _REFUSED = {
     _GRAD.__delete__: "a branch or a loop deletes .grad, whichever way the workers go",
     _DATA.__set__: "a branch or a loop sets .data, whichever way the workers go",
 }
+
+
+_ASKED = {getattr(torch.Tensor, name).__get__ for name in "grad requires_grad grad_fn is_leaf shape dtype ndim".split()}
+"""What is asked of a tensor itself: in the region around it, what stands for a result has no history."""
 
 
 class _StandIns(TorchFunctionMode):
@@ -202,12 +215,21 @@ class _StandIns(TorchFunctionMode):
                 hint="return the gradients: grads = torch.autograd.grad(loss, parameters), and use them outside.",
                 source=user_source(),
             )
-        if func == _GRAD.__get__:
+        if func in _ASKED:
             return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(
-            torch.Tensor, lambda t: self.region.stand_in(t) if self.region.is_outside(t) else t, (args, kwargs)
-        )
+        args, kwargs = self.region.all_taken((args, kwargs))
         return func(*args, **kwargs)
+
+
+def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """`torch.autograd.Function.apply`, which no mode sees."""
+    if isinstance(current.recording, RegionRecording):
+        args, kwargs = current.recording.all_taken((args, kwargs))
+    return _APPLY(cls, *args, **kwargs)
+
+
+_APPLY = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+torch.autograd.Function.apply = classmethod(functools.wraps(_APPLY)(_apply))  # type: ignore[assignment, method-assign]
 
 
 @contextmanager

@@ -214,7 +214,7 @@ def test_a_layout_within_pads_its_dims_there_alone(most: float) -> None:
 
 
 def test_what_passes_pytorchs_modes_by_keeps_its_gradient_or_is_refused() -> None:
-    """A scan that carries on what its branch reads, and a Function that is given it."""
+    """A scan that carries on what its branch reads, and a Function that is given it, also in a branch of a branch."""
 
     class Product(torch.autograd.Function):
         @staticmethod
@@ -242,10 +242,25 @@ def test_what_passes_pytorchs_modes_by_keeps_its_gradient_or_is_refused() -> Non
             gradient: torch.Tensor = program(monarch.distribute(x, mesh, "[@data, -]")).full_tensor()
             return gradient
 
-        for branch in (carried, lambda x: Product.apply(x * 1, x.view_as(x))):
+        def nested(x: torch.Tensor) -> Any:
+            y = x.sin()
+            return monarch.cond(x.sum() > -99, lambda z: Product.apply(z, y) * Product.apply(x, z), torch.cos, (x,))
+
+        for branch in (carried, lambda x: Product.apply(x, x), nested):
             torch.testing.assert_close(found(branch), step(x.clone(), branch))
-        with pytest.raises(ProgramError, match="Function in a branch or a loop is given a tensor from outside"):
-            found(lambda x: Product.apply(x, x))
+
+        def past(x: torch.Tensor) -> Any:
+            return super(torch.autograd.Function, Product).apply(x, x)  # type: ignore[misc]
+
+        def inside(x: torch.Tensor, give: Any) -> Any:
+            y = x.sin()
+            return monarch.cond(x.sum() > -99, lambda: past(give(y)), lambda: y)
+
+        for way in (lambda x, give: past(give(x)), inside):
+            with pytest.raises(ProgramError, match="a tensor from outside of a branch or a loop requires a gradient"):
+                found(lambda x, way=way: way(x, lambda y: y))
+            right = lambda x, way=way: way(x, lambda y: y.view_as(y))  # noqa: E731  as the error says
+            torch.testing.assert_close(found(right), step(x.clone(), right))
 
 
 def test_a_checkpoint_within_reads_what_is_outside_and_none_stands_around_it() -> None:

@@ -228,3 +228,46 @@ def test_a_model_is_given_another_dtype_on_the_mesh(mesh: Mesh) -> None:
     found = monarch.program(lambda x: ours(x.double()))(monarch.distribute(X, mesh))
     torch.testing.assert_close(found.full_tensor(), plain(X.double()).detach())
     assert ours.weight.layout is torch.strided
+
+
+CTC: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "lists": lambda x: F.ctc_loss(x, TARGETS, [6, 5, 6], [4, 3, 2]),
+    "tuples": lambda x: F.ctc_loss(x, TARGETS.flatten()[:9], (6, 5, 6), (4, 3, 2), reduction="sum"),
+    "tensors that are known": lambda x: F.ctc_loss(x, TARGETS, torch.tensor([6, 5, 6]), torch.tensor([4, 3, 0])),
+    "no way to align": lambda x: nn.CTCLoss(zero_infinity=True)(x, TARGETS, (6, 2, 6), (4, 4, 2)),
+    "each": lambda x: F.ctc_loss(x, TARGETS, (6, 5, 6), (4, 3, 2), reduction="none", blank=4),
+    "one": lambda x: F.ctc_loss(x[:, 0], TARGETS[0], [6], [4]),
+}
+TARGETS = torch.tensor([[1, 2, 2, 3], [1, 1, 3, 2], [3, 1, 2, 1]])
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("layout", ["[@data, -, -]", "[-, -, @data]"])
+@pytest.mark.parametrize("case", CTC)
+@pytest.mark.filterwarnings("ignore:.*runs whole on every worker")
+def test_a_loss_over_alignments(case: str, layout: str, mesh: Mesh) -> None:
+    def gradient(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.detach().requires_grad_()
+        loss = CTC[case](x)
+        return loss.detach(), torch.autograd.grad(loss.sum(), x)[0]
+
+    x = torch.randn(6, 3, 5, generator=torch.Generator().manual_seed(0)).log_softmax(-1)
+    found = monarch.program(gradient, mesh=mesh)(monarch.distribute(x, mesh, layout))
+    for ours, theirs in zip(found, gradient(x), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+@pytest.mark.parametrize("branches", [False, True])
+def test_a_weight_norm_of_what_is_not_contiguous(branches: bool, mesh: Mesh) -> None:
+    def gradient(cond: Callable[..., Any], v: torch.Tensor, g: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        v, g = v.detach().requires_grad_(), g.detach().requires_grad_()
+        made = cond(v.sum() > -99, lambda: torch._weight_norm(v, g.t()[:1], 1).square(), lambda: v * 2)
+        return torch.autograd.grad(made.sum(), (v, g))
+
+    v, g = torch.randn(4, 6), torch.randn(6, 2)
+    cond = monarch.cond if branches else lambda test, then, other: then()
+    found = monarch.program(lambda v, g: gradient(cond, v, g), mesh=mesh)(
+        *(monarch.distribute(x, mesh) for x in (v, g))
+    )
+    for ours, theirs in zip(found, gradient(lambda test, then, other: then(), v, g), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs)
