@@ -352,7 +352,10 @@ class Shape:
 
     @staticmethod
     def of(extent: Mapping[str, int]) -> Shape:
-        """The whole grid with these dims and sizes."""
+        """The whole grid with these dims and sizes. Raises MeshShapeError for a size that is no whole number from 1."""
+        for dim, size in extent.items():
+            if not isinstance(size, int) or size < 1:
+                raise MeshShapeError(f"the dim '{dim}' has size {size!r}: a size is a whole number from 1")
         return Shape(list(extent), NDSlice.new_row_major(list(extent.values())))
 
     @staticmethod

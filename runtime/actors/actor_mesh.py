@@ -101,6 +101,15 @@ class ActorMesh(Owned, Generic[A]):
     def _lost(self, process: Process, place: int, method: EndpointMethod[..., Any]) -> SupervisionError:
         return process.lost(self._to[place], f"{self._label}.{method.name}")
 
+    def _pickled(
+        self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], to: Sequence[str]
+    ) -> Payload:
+        try:
+            return Payload.of((args, kwargs), to)
+        except Exception as error:  # of the user's classes, and raised as it is
+            error.add_note(f"in the arguments of {self._label}.{method.name}, which are pickled to be sent")
+            raise
+
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         return self._ask_all(method, args, kwargs, None)
 
@@ -108,7 +117,7 @@ class ActorMesh(Owned, Generic[A]):
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], keep: int | None
     ) -> Future[ValueMesh[Any]]:
         """With a number in `keep`: the replies stay where they are, and are described."""
-        payload = Payload.of((args, kwargs), self._to)
+        payload = self._pickled(method, args, kwargs, self._to)
         process = current.process()
         waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}")
         port = process.ports.open(waiting)
@@ -133,9 +142,9 @@ class ActorMesh(Owned, Generic[A]):
     def _ask_one(
         self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
-        payload = Payload.of((args, kwargs), self._to[place : place + 1])
+        payload = self._pickled(method, args, kwargs, self._to[place : place + 1])
         process = current.process()
-        waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}")
+        waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}", self._shape, place)
         port = process.ports.open(waiting)
         if not process.router.send(self._to[place], self._head(place, (process.address, port, place), method), payload):
             process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
@@ -144,9 +153,9 @@ class ActorMesh(Owned, Generic[A]):
     def _ask_each(
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Future[Any]]:
-        payload = Payload.of((args, kwargs), self._to)
+        payload = self._pickled(method, args, kwargs, self._to)
         process = current.process()
-        waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}")
+        waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}", self._shape)
         port = process.ports.open(waiting)
         for place in self._audience.send(
             process, lambda place: self._head(place, (process.address, port, place), method), payload
@@ -168,7 +177,7 @@ class ActorMesh(Owned, Generic[A]):
             refused = process.refused.get((self._id, self._to[at]))
             if refused is not None:
                 raise refused.with_traceback(None)
-        payload = Payload.of((args, kwargs), [self._to[at] for at in places])
+        payload = self._pickled(method, args, kwargs, [self._to[at] for at in places])
         reply: ReplyTo | None = getattr(port, "_to", None)
 
         def head(at: int) -> Head:

@@ -13,8 +13,10 @@ import sys
 from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
+from time import monotonic, sleep
 from typing import NoReturn
 
+from monarch.compiler.config import settings
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.hosts import mesh_of
 from monarch.runtime.actors.meshes import HostMesh
@@ -25,6 +27,7 @@ from monarch.runtime.hosts.attach import attach, security_from
 
 TRUST = "trust_all_connections"
 _ADDRESS = re.compile(r"(?:tcp|tls)://([^@/]+)(?:@(?:tcp|tls)://([^@/]+))?")
+_LOOK_SECONDS = 0.05
 _TRANSPORTS = ("tcp", "tls", "ipc")
 
 
@@ -62,11 +65,29 @@ def attach_to_workers(
     workers: Sequence[str | Future[str]],
     name: str | None = None,
 ) -> HostMesh:
-    """Attach such hosts, "tcp://node1:4242" each, as a mesh with the dim `hosts`: what `monarch.hosts` does. `name` is
-    not used. Raises MonarchError where one cannot be attached, with the reason for each."""
+    """Attach such hosts, "tcp://node1:4242" each, as a mesh with the dim `hosts`: what `monarch.hosts` does, but this
+    waits for those that do not listen yet, as long as the setting `host_timeout` says. `name` is not used. Raises
+    MonarchError where one cannot be attached, with the reason for each."""
     folder = _folder(private_key, ca)
     addresses = [_parts(each if isinstance(each, str) else each.get())[0] for each in workers]
+    security_from(folder, None, folder is None)  # raises before anybody waits
+    deadline = monotonic() + settings.host_timeout
+    for address in addresses:
+        _wait_until_it_listens(address, deadline)
     return mesh_of(attach(addresses, folder, None, folder is None, None, 8, None))
+
+
+def _wait_until_it_listens(address: str, deadline: float) -> None:
+    """Or until then. What else is wrong with an address is said by what attaches it."""
+    while monotonic() < deadline:
+        try:
+            socket.create_connection(split_address(address), timeout=max(deadline - monotonic(), _LOOK_SECONDS)).close()
+        except ConnectionRefusedError:
+            sleep(_LOOK_SECONDS)
+        except OSError:
+            return
+        else:
+            return
 
 
 def enable_transport(transport: str) -> None:

@@ -306,6 +306,14 @@ class HostMesh(MeshAlgebra):
         process.owns(instance.actor_id, mesh, processes=True)
         return mesh
 
+    @property
+    def initialized(self) -> Future[bool]:
+        """A future of True: the hosts of a mesh are there when the mesh is."""
+        self._usable()
+        made: Future[bool] = Future.pending()
+        made.resolve(lambda: True)
+        return made
+
     def with_python_executable(self, path: str | os.PathLike[str]) -> HostMesh:
         """The same hosts, on which processes are spawned with this interpreter, anew: see `spawn_procs`."""
         return HostMesh(self._shape, self._known, self._attached, (os.fspath(path),))

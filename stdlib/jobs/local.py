@@ -57,11 +57,16 @@ class ProcessJob(JobTrait):
         procs = state.trainers.spawn_procs(per_host={"gpus": 2})
 
     They listen on loopback, and prove who they are with a token that is made for them. `env` is added to this
-    program's environment.
+    program's environment. Raises ValueError for a job without meshes, or a number of hosts that cannot be meant.
     """
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
+        if not isinstance(meshes, Mapping) or not meshes:
+            raise ValueError(f"ProcessJob({meshes!r}): it takes how many hosts each mesh has, {{'trainers': 2}}")
+        for name, count in meshes.items():
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f"the mesh '{name}' of a ProcessJob has {count!r} hosts: give a whole number from 1")
         self._meshes = dict(meshes)
         self._env = dict(env or {})
         self._folder = ""

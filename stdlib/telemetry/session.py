@@ -41,6 +41,9 @@ class TelemetryConfig:
     `export_interval`   how often these two get what is new, in seconds
     `include_dashboard` whether the program serves the live page too (`monarch.dashboard`), and prints its address
     `dashboard_port`    the port of that page, on loopback; 0: one that is free
+
+    `snapshot_interval_secs` is taken for programs that were written for PyTorch Monarch, which looks at its meshes so
+    often. Here the tables have each change when it happens, and it changes nothing.
     """
 
     retention_secs: float = 3600
@@ -50,6 +53,7 @@ class TelemetryConfig:
     export_interval: float = 10.0
     include_dashboard: bool = False
     dashboard_port: int = 0
+    snapshot_interval_secs: float = 30.0
 
 
 class _Session:

@@ -18,7 +18,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.messages.message import EMPTY
 from monarch.runtime.actors.messages.protocol import STACKS
 from monarch.runtime.actors.processes import current
-from monarch.runtime.actors.processes.ports import One, Pending
+from monarch.runtime.actors.processes.ports import One, Pending, failing
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.process import Process
@@ -74,7 +74,7 @@ def ask(process: Process, address: str) -> One[str]:
     waiting: One[str] = One(address)
     port = process.ports.open(waiting)
     if not process.router.send(address, (STACKS, (process.address, port, 0)), EMPTY):
-        waiting.lost(address, process.lost(address, "stacks"))
+        waiting.take(0, False, failing(process.lost(address, "stacks")))
         process.ports.close(port)
     return waiting
 

@@ -26,7 +26,7 @@ from monarch.compiler.execution import watching
 from monarch.compiler.execution.events import Status, heard, tell
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.actors.errors import MeshFailure, SupervisionError
+from monarch.runtime.actors.errors import MeshFailure
 from monarch.runtime.actors.messages.address import name_of, new_address
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
@@ -376,8 +376,7 @@ class Host:
             running.warm.ask_to_stop(running.number)
             running.warm.forget(running.number)
             for rank in list(running.alive):
-                error = SupervisionError("no answer: the processes of this host are ended")
-                self._process.ports.lost(running.group.addresses[rank], error)
+                self._process.ports.lost(running.group.addresses[rank], "the processes of this host are ended")
             for fd in running.pipes:
                 self._process.router.forget(fd)
                 os.close(fd)
@@ -438,6 +437,8 @@ class Root(Process):
         self._empty = threading.Event()
         self._ending = threading.Lock()
         self._ended = False
+        self._failed = threading.Lock()
+        """Held from the first failure on that ends the program."""
 
     def unreached(self, address: str, why: str) -> None:
         if address in self.host.other_hosts:
@@ -477,6 +478,8 @@ class Root(Process):
             code = 1
         else:
             return
+        if not self._failed.acquire(blocking=False):
+            return  # another failure is ending the program: a second interrupt would cut its `finally` blocks short
         interrupt_main(code, settings.fault_exit_timeout)
         self.shutdown("the program failed")
         exit_now(code)

@@ -11,7 +11,7 @@ from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.message import EMPTY
 from monarch.runtime.actors.messages.protocol import LOOK, ReplyTo
 from monarch.runtime.actors.processes import current
-from monarch.runtime.actors.processes.ports import One
+from monarch.runtime.actors.processes.ports import One, failing
 from monarch.runtime.actors.processes.process import Process
 
 _SECONDS = 1.0
@@ -68,6 +68,6 @@ def _ask(process: Process, address: str) -> One[dict[str, Any]]:
     answer: One[dict[str, Any]] = One(address)
     reply: ReplyTo = (process.address, process.ports.open(answer), 0)
     if not process.router.send(address, (LOOK, reply), EMPTY):
-        answer.lost(address, process.lost(address, "look"))
+        answer.take(0, False, failing(process.lost(address, "look")))
         process.ports.close(reply[1])
     return answer

@@ -11,7 +11,8 @@ from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar, cast
 
 from monarch.compiler.mesh import Shape
-from monarch.runtime.actors.errors import SupervisionError
+from monarch.compiler.plan import MonarchError
+from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
@@ -22,16 +23,22 @@ Decode = Callable[[], Any]
 
 
 class Answer:
-    """A reply as it came: gives its value, or raises its exception."""
+    """A reply as it came: gives its value, or raises its exception. Raises ActorError for one that cannot be read."""
 
-    __slots__ = ("payload", "well")
+    __slots__ = ("payload", "well", "what")
 
     def __init__(self, payload: Payload, well: bool) -> None:
         self.payload = payload
         self.well = well
+        self.what = ""
 
     def __call__(self) -> Any:
-        value = self.payload.decode()
+        try:
+            value = self.payload.decode()
+        except (MonarchError, OSError, MemoryError):  # of ours, and said there: a message that did not come whole
+            raise
+        except Exception as error:  # of the user's classes
+            raise ActorError.of(error, f"reading here what {self.what or 'was sent'} gave") from error
         if self.well:
             return value
         raise value
@@ -44,6 +51,19 @@ def failing(error: Exception) -> Decode:
     return fail
 
 
+def _unanswered(why: str, what: str, rank: int | None) -> SupervisionError:
+    """What is raised for a call, such as "trainers.step", whose answer cannot come any more. `rank` is the actor's in
+    the mesh as spawned, where that is known."""
+    mesh, _, method = what.rpartition(".")
+    whose = what if rank is None else f"{mesh}[{rank}].{method}"
+    return SupervisionError(f"no answer from {whose}: {why}" if what else f"no answer: {why}", what or None)
+
+
+def _rank(shape: Shape | None, place: int) -> int | None:
+    """The rank of a place of a slice, in the mesh as spawned."""
+    return None if shape is None else shape.ranks()[place]
+
+
 class Waiting(Protocol):
     """What replies to an open port go to. Called with the table's lock not held, from any thread."""
 
@@ -51,7 +71,7 @@ class Waiting(Protocol):
         """A reply, the first from its place or not. True once nothing more is expected: the port is closed then."""
         ...
 
-    def lost(self, address: str, error: SupervisionError) -> bool:
+    def lost(self, address: str, why: str) -> bool:
         """A process has ended, and all that it sent before has been taken. True as in `take`."""
         ...
 
@@ -85,9 +105,9 @@ class Ports:
         if waiting is not None and waiting.take(place, well, decode):
             self._open.pop(number, None)
 
-    def lost(self, address: str, error: SupervisionError) -> None:
+    def lost(self, address: str, why: str) -> None:
         for number, waiting in list(self._open.items()):
-            if waiting.lost(address, error):
+            if waiting.lost(address, why):
                 self._open.pop(number, None)
 
     def expects(self, address: str) -> bool:
@@ -107,11 +127,12 @@ class Ports:
 class One(Generic[T]):
     """A reply from one actor."""
 
-    __slots__ = ("_address", "future", "since", "what")
+    __slots__ = ("_address", "_place", "_shape", "future", "since", "what")
 
-    def __init__(self, address: str, what: str = "") -> None:
+    def __init__(self, address: str, what: str = "", shape: Shape | None = None, place: int = 0) -> None:
         self.future: Future[T] = Future.pending()
         self._address = address
+        self._shape, self._place = shape, place
         self.what = what
         self.since = monotonic()
 
@@ -119,12 +140,14 @@ class One(Generic[T]):
         return {0: self._address}
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
+        if isinstance(decode, Answer):
+            decode.what = self.what
         self.future.resolve(decode)
         return True
 
-    def lost(self, address: str, error: SupervisionError) -> bool:
+    def lost(self, address: str, why: str) -> bool:
         if address == self._address:
-            self.future.fail(error)
+            self.future.fail(_unanswered(why, self.what, _rank(self._shape, self._place)))
         return address == self._address
 
 
@@ -146,13 +169,19 @@ class _Several:
             if self._waiting.pop(place, None) is None:
                 return not self._waiting
             last = not self._waiting
+        if isinstance(decode, Answer):
+            decode.what = self.what
         return self._took(place, well, decode, last)
 
-    def lost(self, address: str, error: SupervisionError) -> bool:
+    def lost(self, address: str, why: str) -> bool:
         done = False
         for place in [place for place, at in list(self._waiting.items()) if at == address]:
-            done = self.take(place, False, failing(error))
+            done = self.take(place, False, failing(_unanswered(why, self.what, self._rank_of(place))))
         return done
+
+    def _rank_of(self, place: int) -> int | None:
+        """The rank of a place in the mesh as spawned, where that is known."""
+        return None
 
     def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
         raise NotImplementedError
@@ -167,6 +196,9 @@ class All(_Several, Generic[T]):
         self._shape = shape
         self._decode: list[Decode] = [failing(SupervisionError("no reply"))] * len(addresses)
 
+    def _rank_of(self, place: int) -> int | None:
+        return _rank(self._shape, place)
+
     def _took(self, place: int, well: bool, decode: Decode, last: bool) -> bool:
         if not well:
             self.future.resolve(decode)
@@ -180,10 +212,14 @@ class All(_Several, Generic[T]):
 class Each(_Several, Generic[T]):
     """A reply from each of several places, in the order in which they come: futures of which the next one is filled."""
 
-    def __init__(self, addresses: Sequence[str], what: str = "") -> None:
+    def __init__(self, addresses: Sequence[str], what: str = "", shape: Shape | None = None) -> None:
         super().__init__(addresses, what)
+        self._shape = shape
         self._futures: list[Future[T]] = [Future.pending() for _ in addresses]
         self._next = count()
+
+    def _rank_of(self, place: int) -> int | None:
+        return _rank(self._shape, place)
 
     def futures(self) -> Iterator[Future[T]]:
         return iter(self._futures)
@@ -221,7 +257,7 @@ class Queue(Generic[T]):
         self._join()
         return self._once
 
-    def lost(self, address: str, error: SupervisionError) -> bool:
+    def lost(self, address: str, why: str) -> bool:
         return False
 
     def ask(self) -> Future[T]:

@@ -172,7 +172,7 @@ class Process:
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
-    def reply(self, to: ReplyTo, well: bool, value: object) -> None:
+    def reply(self, to: ReplyTo, well: bool, value: object, of: str = "the value") -> None:
         address, port, place = to[:3]
         if len(to) == 4 and not well:
             self.programs.give_nothing(address, to[3])
@@ -182,7 +182,7 @@ class Process:
             try:
                 payload = Payload.of(self.programs.give(address, to[3], value) if len(to) == 4 and well else value)
             except Exception as error:
-                well, payload = False, Payload.of(ActorError.of(error, "sending the value"))
+                well, payload = False, Payload.of(ActorError.of(error, f"sending {of}"))
         self.router.send(address, (REPLY, port, place, well), payload)
 
     def raise_at(self, to: ReplyTo, error: Exception, where: str) -> None:
@@ -312,7 +312,7 @@ class Process:
         # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
         self._lose(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
         where = f"its process {death.name}[{death.rank}] {death.reason}"
-        self.ports.lost(death.address, SupervisionError(f"no answer: {where}"))
+        self.ports.lost(death.address, where)
         self.programs.died(death)
         with self._lock:
             early = [
@@ -356,7 +356,7 @@ class Process:
                 self.router.gone(lost)
                 self._wait_no_more(lost)
                 self._lose(ProcessGone(lost, f"is out of reach: {why}", failed=True))
-                self.ports.lost(lost, SupervisionError(f"no answer: the connection is lost: {why}"))
+                self.ports.lost(lost, f"the connection is lost: {why}")
         self.spreads.lost(address)
 
     def _on_unreached(self, sender: str, head: Head, payload: Payload) -> None:

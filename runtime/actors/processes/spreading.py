@@ -21,7 +21,6 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, INLINE, PACKET, Payload
 from monarch.runtime.actors.messages.protocol import (
@@ -286,7 +285,7 @@ class Spreads:
             sent = process.router.send(to, (RELAY, to, origin, (NUMBERED, number, inner)), payload)
             if not sent:
                 process.router.send(origin, (UNREACHED, to), EMPTY)  # who is younger than that end was not told of it
-                if gathered is not None and gathered.lost(to, SupervisionError("its process is gone")):
+                if gathered is not None and gathered.lost(to, "its process is gone"):
                     process.ports.close(port)
 
     def _later(self) -> None:
@@ -331,7 +330,7 @@ class Gathered:
                 self._send()
             return not self._waiting
 
-    def lost(self, address: str, error: SupervisionError) -> bool:
+    def lost(self, address: str, why: str) -> bool:
         """What they answered goes out before it is told that they have ended, which the caller hears by itself."""
         with self._lock:
             if address == self._to:

@@ -11,8 +11,6 @@ from monarch.runtime.actors.messages.protocol import REPLIES, REPLY, Head
 from monarch.runtime.actors.processes.ports import Answer
 from monarch.runtime.actors.processes.spreading import Gathered
 
-ERROR = SupervisionError("gone")
-
 
 class Agent:
     """Keeps what it sends."""
@@ -54,7 +52,7 @@ def test_they_go_together_once_all_are_there(agent: Agent, answers: Gathered) ->
 
 def test_errors_and_what_is_large_go_at_once(agent: Agent, answers: Gathered) -> None:
     assert not answers.take(0, True, says(torch.zeros(1 << 20)))
-    assert not answers.take(1, False, says(ERROR, False))
+    assert not answers.take(1, False, says(SupervisionError("gone"), False))
     assert agent.sent == [(REPLY, 7, 0, True), (REPLY, 7, 1, False)]
     assert answers.take(2, True, says(2)) and agent.sent[2:] == [(REPLIES, 7, ((2, data(2)),))]
 
@@ -75,12 +73,12 @@ def test_what_is_late_keeps_nothing_back(agent: Agent, answers: Gathered) -> Non
 
 def test_a_death_sends_on_what_was_answered_before(agent: Agent, answers: Gathered) -> None:
     answers.take(0, True, says(0))
-    assert not answers.lost("a", ERROR)
+    assert not answers.lost("a", "gone")
     assert agent.sent == [(REPLIES, 7, ((0, data(0)),))]
-    assert not answers.lost("b", ERROR) and answers.lost("c", ERROR)
+    assert not answers.lost("b", "gone") and answers.lost("c", "gone")
     assert len(agent.sent) == 1
 
 
 def test_nobody_waits_when_the_caller_has_ended(agent: Agent, answers: Gathered) -> None:
     answers.take(0, True, says(0))
-    assert answers.lost("caller", ERROR) and agent.sent == []
+    assert answers.lost("caller", "gone") and agent.sent == []

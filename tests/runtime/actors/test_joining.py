@@ -42,7 +42,8 @@ def test_workers_serve_and_are_attached_until_they_are_shut_down(
     address = f"tcp://127.0.0.1:{free_port()}"
     with python.Popen("-c", SERVES, there, f"{address}@{address}", stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert re.search(rf"serving on {address.removeprefix('tcp://')}", process.stdout.readline())
+        if how == "token":  # or else it is attached while it starts
+            assert re.search(rf"serving on {address.removeprefix('tcp://')}", process.stdout.readline())
         hosts = attach_to_workers(ca=here, workers=[address], name="workers")
         assert hosts.extent == {"hosts": 1} and hosts.spawn_procs().initialized.get(WAIT)
         hosts.shutdown().get(WAIT)
@@ -58,6 +59,15 @@ def test_what_proves_nothing_is_refused() -> None:
         attach_to_workers(private_key="key", ca="trust_all_connections", workers=[])  # type: ignore[arg-type]
     with pytest.raises(monarch.MonarchError, match="'ipc://here' is no address of a host here"):
         attach_to_workers(ca="trust_all_connections", workers=["ipc://here"])
+
+
+def test_a_worker_that_does_not_come_is_said_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONARCH_TOKEN", TOKEN)
+    with (
+        monarch.config.configured(host_timeout="200ms"),
+        pytest.raises(monarch.MonarchError, match="1 of 1 hosts cannot be attached"),
+    ):
+        attach_to_workers(ca="trust_all_connections", workers=[f"tcp://127.0.0.1:{free_port()}"])
 
 
 def test_transports_are_named_and_chosen_by_nobody() -> None:

@@ -618,6 +618,19 @@ def test_an_unhandled_failure_interrupts_the_main_thread(waits: str) -> None:
     wait_until_gone(pids)
 
 
+def test_several_unhandled_failures_interrupt_the_main_thread_once() -> None:
+    """Or else the second would cut short what runs because of the first."""
+    done, pids = run(
+        "def hook(failure):\n    heard.release()\n    raise SystemExit(1)\n"
+        "monarch.actor.unhandled_fault_hook, heard = hook, threading.Semaphore(0)\n"
+        "workers.fail.broadcast()\ntry:\n    threading.Event().wait()\n"
+        "finally:\n    [heard.acquire() for _ in range(4)]\n    threading.Event().wait(0.2)\n"
+        "    print('finally', flush=True)"
+    )
+    assert done.returncode == 1 and "finally" in done.stdout, (done.stdout, done.stderr)
+    wait_until_gone(pids)
+
+
 def test_a_main_thread_that_takes_no_interrupt_ends_all_the_same() -> None:
     done, pids = run(
         "monarch.config.configure(fault_exit_timeout='0s')\nworkers.slice(gpus=1).fail.broadcast()\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import threading
 from typing import Any
 
@@ -12,13 +13,14 @@ import pytest
 import torch
 
 import monarch.actor
-from monarch import MonarchError
+from monarch import LayoutError, MonarchError
 from monarch.actor import (
     Accumulator,
     Actor,
     ActorError,
     Channel,
     Endpoint,
+    MeshFailure,
     Port,
     ProcMesh,
     SupervisionError,
@@ -47,6 +49,11 @@ class Log(Actor):
     @endpoint
     def add(self, entry: object) -> None:
         self.entries.append(entry)
+
+    def make(self, what: str) -> object:
+        if what == "end":
+            os._exit(3)
+        return threading.Lock() if what == "lock" else Unreadable()
 
     @endpoint
     def all(self) -> list[object]:
@@ -445,3 +452,51 @@ def test_endpoints_can_be_sent() -> None:
     log = procs.slice(gpus=0).spawn("log", Log, "there")
     caller = procs.slice(gpus=1).spawn("caller", Caller)
     assert caller.call.call_one(log.all, as_endpoint(log.unmarked)).get(WAIT) == (["there"], 4)
+
+
+class Unreadable:
+    """Can be sent, and not read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _refuse, ()
+
+
+def _refuse() -> None:
+    raise KeyError("no such version")
+
+
+def test_what_cannot_be_sent_or_read_names_the_endpoint() -> None:
+    crew = this_host().spawn_procs({"gpus": 2}, name="crew")
+    logs = crew.spawn("logs", Log)
+    with pytest.raises(TypeError, match="cannot pickle") as error:
+        logs.add.call(threading.Lock())
+    assert "in the arguments of logs.add" in error.value.__notes__[0]
+    with pytest.raises(ActorError, match=r"sending what logs\[1\].make gave raised TypeError: cannot pickle"):
+        as_endpoint(logs.slice(gpus=1).make).call_one("lock").get(WAIT)
+    for read in (
+        as_endpoint(logs.make).call("unreadable"),
+        as_endpoint(logs.slice(gpus=0).make).call_one("unreadable"),
+        next(as_endpoint(logs.make).stream("unreadable")),
+    ):
+        with pytest.raises(ActorError, match="reading here what logs.make gave raised KeyError") as unread:
+            read.get(WAIT)
+        assert isinstance(unread.value.exception, KeyError)
+    assert logs.all.call().get(WAIT).values() == [[], []]
+
+
+def test_a_call_that_has_no_answer_names_endpoint_and_rank(faults: queue.SimpleQueue[MeshFailure]) -> None:
+    crew = this_host().spawn_procs({"gpus": 2}, name="crew")
+    logs = crew.spawn("logs", Log)
+    one, both = as_endpoint(logs.slice(gpus=1).make).call_one("end"), as_endpoint(logs.make).call("end")
+    with pytest.raises(SupervisionError, match=r"no answer from logs\[1\].make: its process crew\[1\] exited"):
+        one.get(WAIT)
+    with pytest.raises(SupervisionError, match=r"no answer from logs\[(.)\].make: its process crew\[\1\] exited"):
+        both.get(WAIT)
+    assert {faults.get(timeout=WAIT).rank, faults.get(timeout=WAIT).rank} == {0, 1}
+
+
+def test_sizes_of_processes_that_cannot_be_meant() -> None:
+    for size in (0, -1, "2", 1.5):
+        with pytest.raises(LayoutError, match=f"the dim 'gpus' has size {size!r}: a size is a whole number from 1"):
+            this_host().spawn_procs({"gpus": size})  # type: ignore[dict-item]
+    assert this_host().initialized.get(WAIT) is True

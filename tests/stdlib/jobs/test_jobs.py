@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -190,3 +191,9 @@ def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
         Counted(1).state(path)
     with pytest.raises(monarch.MonarchError, match="this is no job, but int"):
         job_loads(b"K\x01.")
+
+
+@pytest.mark.parametrize("meshes", [{}, ["trainers"], {"trainers": 0}, {"trainers": "2"}])
+def test_a_job_of_hosts_that_cannot_be_meant(meshes: Any) -> None:
+    with pytest.raises(ValueError, match="how many hosts each mesh has|give a whole number from 1"):
+        ProcessJob(meshes)
