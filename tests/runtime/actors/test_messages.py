@@ -292,7 +292,7 @@ def test_a_message_above_the_bound_is_not_sent() -> None:
             log.add.broadcast(np.zeros(1 << 20, dtype=np.uint8))
         for _ in range(3):
             log.add.call_one(bytes(1 << 18)).get(WAIT)
-        with pytest.raises(ActorError, match="sending the value raised .*MessageSizeError"):
+        with pytest.raises(ActorError, match="sending what log.all gave raised .*MessageSizeError"):
             log.all.call_one().get(WAIT)
     with pytest.raises(ActorError, match="MessageSizeError"):  # the actors have the bound with which they were spawned
         log.all.call_one().get(WAIT)
