@@ -33,6 +33,8 @@ from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 _CHANGEABLE = (list, dict, set, collections.deque)
 """Containers of which it matters whether two places have the same one."""
+_MOST_AGAIN = 10_000
+"""So many places are looked into whose tuple (a partial, a bound method) another place has too."""
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OFTEN = 3
 """After so many checks that hold, they become one function."""
@@ -148,6 +150,7 @@ class Guards:
         self._aliases = Aliases()
         self._namespaces = sum(isinstance(held.holder, SimpleNamespace) for held in self._snapshot.held.values())
         queue: list[tuple[Held, Path, Spot | None, Any]] = []
+        self._values: set[Spot] = set()
         for path, value in roots:
             held = self._snapshot.held.get(id(value))
             if held is not None:
@@ -165,13 +168,13 @@ class Guards:
         while at < len(queue):
             held, path, spot, root = queue[at]
             at += 1
-            if held.ident in self.node_of:
+            if held.ident in self.node_of and spot not in self._values:
                 continue
             self._node(held, path, spot, root, queue)
 
     def _node(self, held: Held, path: Path, parent: Spot | None, root: Any, queue: list[Any]) -> None:
         number = len(self.nodes)
-        self.node_of[held.ident] = number
+        self.node_of.setdefault(held.ident, number)
         keys, values = self._read(held)
         shown = [key if type(key) in PLAIN else Key(key) for key in keys]
         node = Node(type(held), type(held.holder), path, parent, root, shown, len(held.before[0]))
@@ -275,6 +278,10 @@ class Guards:
                     self._aliases.apart.append(spot)
                 else:
                     self._aliases.same.append((first, spot))
+            elif first is not spot and len(self._values) < _MOST_AGAIN:
+                self._values.add(spot)  # another place has the same tuple now, and either may get another one
+            elif first is not spot:
+                self._say("too many places that share their tuples", None)
         queue.append((inner, path, spot, None))
 
     def _watch(self, node: Node, value: Any) -> None:
@@ -305,7 +312,7 @@ class Guards:
 
     def close(self) -> None:
         """Let go of what only building needed."""
-        del self._snapshot, self.entered, self._states, self._places, self._written, self._codes
+        del self._snapshot, self.entered, self._values, self._states, self._places, self._written, self._codes
         self.spot_of, self.node_of = {}, {}
 
     # -- checking ------------------------------------------------------------------------------------------------

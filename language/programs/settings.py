@@ -71,6 +71,16 @@ def _set_autocast(value: str) -> None:
         torch.set_autocast_dtype(device, getattr(torch, dtype.removeprefix("torch.")))
 
 
+def _matmul(name: str) -> Setting:
+    """A flag of `torch.backends.cuda.matmul`, an object whose attributes are all computed."""
+    get = getattr(torch._C, f"_get_cublas_{name}")
+    return Setting(
+        frozenset((name,)),
+        lambda: repr(get()),
+        lambda value: setattr(torch.backends.cuda.matmul, name, literal_eval(value)),
+    )
+
+
 def _of(module: Any, get: str, put: str | None = None, *others: str) -> Setting:
     return Setting(frozenset((get, *others)), getattr(module, get), None if put is None else getattr(module, put))
 
@@ -96,6 +106,16 @@ SETTINGS = (
         frozenset(("is_anomaly_enabled", "is_anomaly_check_nan_enabled")),
         lambda: f"{torch.is_anomaly_enabled()} {torch.is_anomaly_check_nan_enabled()}",
     ),
+    *map(
+        _matmul,
+        (
+            "allow_tf32",
+            "allow_fp16_reduced_precision_reduction",
+            "allow_bf16_reduced_precision_reduction",
+            "allow_fp16_accumulation",
+        ),
+    ),
+    Setting(frozenset(("PRINT_OPTS", "set_printoptions")), lambda: repr(torch._tensor_str.PRINT_OPTS)),
     Setting(frozenset(("get_default_device",)), lambda: str(torch.get_default_device())),
     _of(torch, "get_num_threads", "set_num_threads"),
     _of(torch, "get_num_interop_threads"),

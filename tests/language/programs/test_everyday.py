@@ -459,6 +459,67 @@ def bn(w):
     return step, lambda i: bn.train(i % 2 == 0)
 
 
+def shared_tuples(w):
+    """One tuple at two places, of which one gets another: as an optimizer's betas, which its defaults have too."""
+    pair = ((1.0,), (2.0, "a"))
+    one, two = [pair], [pair[1], pair]
+
+    def step(x):
+        return x * one[0][1][0] + two[0][0] + two[1][0][0]
+
+    def change(i):
+        if i == 1:
+            two[0] = (9.0, "a")
+        if i == 2:
+            two[1] = ((4.0,), pair[1])
+        if i == 3:
+            one[0] = (pair[0], (3.0, "a"))
+
+    return step, change
+
+
+def shared_functions(w):
+    class Scale:
+        def __init__(self, k):
+            self.k = k
+
+        def __call__(self, x):
+            return x * self.k
+
+        def method(self, x):
+            return x + self.k
+
+    first, second = Scale(2.0), Scale(3.0)
+    part, method, names = functools.partial(first), first.method, frozenset("ab")
+    one, two = [part, method, names], [part, method, names]
+
+    def step(x):
+        return one[0](x) + two[0](x) + one[1](x) + two[1](x) + len(one[2]) + 3 * len(two[2])
+
+    def change(i):
+        if i == 1:
+            two[0] = functools.partial(second)
+        if i == 2:
+            two[1] = second.method
+        if i == 3:
+            two[2] = frozenset("a")
+
+    return step, change
+
+
+def betas(w):
+    optimizer = torch.optim.Adam(w["m"].parameters(), lr=0.1)
+
+    def step(x):
+        loss = w["m"](x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return step, lambda i: optimizer.param_groups[0].update(betas=(0.5 + i / 10, 0.9)) if i > 1 else None
+
+
 CASES: list[Callable[..., Any]] = [
     custom,
     enum,
@@ -473,6 +534,9 @@ CASES: list[Callable[..., Any]] = [
     partials,
     functional,
     parametrized,
+    shared_tuples,
+    shared_functions,
+    betas,
     amp,
     sched,
     freeze,

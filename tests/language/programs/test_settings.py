@@ -34,6 +34,8 @@ def as_before() -> Iterator[None]:
         warnings.simplefilter("ignore")
         yield
     torch.set_num_threads(threads)
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.set_printoptions(profile="default")
     torch.set_float32_matmul_precision(precision)
     torch.set_autocast_dtype("cpu", autocast)
     sys.set_int_max_str_digits(digits)
@@ -126,6 +128,14 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
     "precision": (
         lambda: len(torch.get_float32_matmul_precision()),
         lambda i: torch.set_float32_matmul_precision(("high", "highest")[i % 2]),
+    ),
+    "products in tf32": (
+        lambda: 1.0 + torch.backends.cuda.matmul.allow_tf32,
+        lambda i: setattr(torch.backends.cuda.matmul, "allow_tf32", i % 2 == 0),
+    ),
+    "digits shown": (
+        lambda: torch._tensor_str.PRINT_OPTS.precision,
+        lambda i: torch.set_printoptions(precision=4 + i % 3),
     ),
     "autocast": (
         lambda: float(torch.get_autocast_dtype("cpu") is torch.float16),
