@@ -352,7 +352,14 @@ class DistributedTensor(_Base):
         return super().to(*args, **kwargs)
 
     def to_mesh(self, mesh: Mesh) -> DistributedTensor:
-        """The tensor on its own mesh, which it is on: for another mesh a ProgramError says what to do."""
+        """The tensor on another mesh: the same value, or, of one that varies, each worker's own on the worker at its
+        place. Along dims that only the other mesh has all workers get the same. In the layout in which it is, as far as
+        the dims fit.
+
+        Between parts of one mesh that share no workers it goes from worker to worker, in programs and outside, as by
+        `to`, and has a gradient. To other meshes it goes outside of programs alone, through this process, which waits
+        for it. Raises LayoutError where a mesh dim along which it varies is missing there, or of another size, and
+        ProgramError in a program on meshes that cannot be one program's, and for a gradient that cannot come back."""
         moved: DistributedTensor = operations.to_mesh(self, mesh)
         return moved
 

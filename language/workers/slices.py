@@ -1,15 +1,21 @@
-"""`x.slice_mesh(data=0).to_mesh(mesh)`: what some workers have, for all. PyTorch Monarch's names."""
+"""`x.slice_mesh(data=0).to_mesh(mesh)`: what some workers have, for all or on another mesh. PyTorch Monarch's names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from monarch.compiler.errors import LayoutError, ProgramError
-from monarch.language.recorder.varying import from_varying, varying_of
+from monarch.compiler.types import Layout, TensorType
+from monarch.language.recorder.recording import is_tracing
+from monarch.language.recorder.transfer import transfer
+from monarch.language.recorder.varying import from_varying, to_varying, varying_of
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.plain import put
 from monarch.language.tensors.tensor import DistributedTensor
 
 
@@ -21,14 +27,15 @@ class MeshSlice:
     positions: Mapping[str, int]
 
     def to_mesh(self, mesh: Mesh | None = None) -> DistributedTensor:
-        """The tensor of those workers on all workers of the mesh, the same along the mesh dims that were sliced. Has a
-        gradient, which is those workers'. Raises ProgramError for another mesh than the tensor's."""
-        tensor = to_mesh(self.tensor, self.tensor.mesh if mesh is None else mesh)
+        """The tensor of those workers on all workers of a mesh, the tensor's own if none is given, the same along the
+        mesh dims that were sliced. Has a gradient, which is those workers'. Raises what `DistributedTensor.to_mesh`
+        raises."""
+        tensor = self.tensor
         for dim, at in self.positions.items():
             if dim in varying_of(tensor):
                 row: Any = tensor.unsqueeze(0)
                 tensor = from_varying(row, dim, 0).select(0, at)
-        return tensor
+        return to_mesh(tensor, tensor.mesh if mesh is None else mesh)
 
 
 def slice_mesh(tensor: DistributedTensor, positions: Mapping[str, Any]) -> MeshSlice:
@@ -49,10 +56,43 @@ def slice_mesh(tensor: DistributedTensor, positions: Mapping[str, Any]) -> MeshS
 
 def to_mesh(tensor: DistributedTensor, mesh: Mesh) -> DistributedTensor:
     """See `DistributedTensor.to_mesh`."""
-    if mesh is not tensor.mesh:
+    if mesh is tensor.mesh:
+        return tensor
+    own = varying_of(tensor)
+    for dim in own:
+        if mesh.spec.sizes.get(dim) != tensor.mesh.spec.sizes[dim]:
+            raise LayoutError(
+                f"to_mesh() of a tensor that varies along '{dim}' of {tensor.mesh!r}, to {mesh!r}",
+                hint="each worker's own goes to the worker at its place, so both meshes have this dim. Before:\n"
+                f"x.slice_mesh({dim}=0).to_mesh(mesh)              # worker 0's, for all\n"
+                f"monarch.reduce(x, {dim!r}).to_mesh(mesh)         # the workers' sum",
+                source=user_source(),
+            )
+    blocks: Any = tensor
+    for dim in reversed(own):  # as blocks, which can be sent
+        blocks = from_varying(blocks.unsqueeze(0), dim, 0)
+    shards = (*((dim,) for dim in own), *((),) * tensor.ndim)
+    layout = replace(Layout.replicated(blocks.ndim), shards=shards) if own else None
+    moved: Any = _moved(blocks, mesh, layout)
+    for dim in own:
+        moved = to_varying(moved, dim, 0).squeeze(0)
+    made: DistributedTensor = moved
+    return made
+
+
+def _moved(tensor: DistributedTensor, mesh: Mesh, layout: Layout | None) -> DistributedTensor:
+    """On another mesh: from worker to worker, or, where no step can be of both meshes, by way of this process."""
+    apart = mesh._root is not tensor.mesh._root or set(mesh.ranks) & set(tensor.mesh.ranks)
+    if is_tracing() or not apart:
+        return transfer(tensor, mesh, layout)
+    if tensor.requires_grad and torch.is_grad_enabled():
         raise ProgramError(
-            f"to_mesh() from {tensor.mesh!r} to {mesh!r}",
-            hint="a program runs on one mesh. Between calls: monarch.distribute(x.full_tensor(), mesh, layout).",
+            f"to_mesh() from {tensor.mesh!r} to {mesh!r}, between which no gradient goes, of a tensor that needs one",
+            hint="pass x.detach(). Between parts of one mesh that share no workers gradients go: root.slice(stage=0).",
             source=user_source(),
         )
-    return tensor
+    sizes, known = mesh.spec.sizes, tensor.mesh.spec.sizes
+    kept = tensor.tensor_type.layout if layout is None else layout
+    fits = tuple(tuple(dim for dim in dims if sizes.get(dim) == known[dim]) for dims in kept.shards)
+    wanted = TensorType(tensor.dtype, tuple(tensor.shape), replace(Layout.replicated(tensor.ndim), shards=fits))
+    return put(tensor.full_tensor(), mesh, wanted)

@@ -131,5 +131,46 @@ def test_what_one_worker_has_goes_to_all_and_its_gradient_back() -> None:
         torch.testing.assert_close(placed.grad.full_tensor(), expected)  # type: ignore[attr-defined]
         with pytest.raises(LayoutError, match="slice_mesh\\(a=2\\) of a mesh dim of 2 workers"):
             placed.slice_mesh(a=2)
-        with pytest.raises(ProgramError, match="to_mesh\\(\\) from Mesh\\(a=2, b=2\\) to"):
-            placed.to_mesh(monarch.Mesh.abstract(a=2))
+
+
+def test_tensors_go_to_other_meshes_each_workers_own_to_the_worker_at_its_place() -> None:
+    with partitioned_mesh(stage=2, data=2) as mesh, partitioned_mesh(data=2) as other:
+        first, second = mesh.slice(stage=0), mesh.slice(stage=1)
+        with first.activate():
+            own = torch.ones(2) + first.rank("data")
+        rows = monarch.distribute(torch.arange(4.0).reshape(2, 2), first, "[@data, -]")
+
+        def each(value: Any) -> Any:
+            return monarch.reduce(value, "data", "stack").tolist()
+
+        for target in (second, other, mesh):  # a part beside it, a mesh made apart, one that has its workers
+            moved, placed = own.to_mesh(target), rows.to_mesh(target)  # type: ignore[attr-defined]
+            assert moved.mesh is target and str(moved.tensor_type) == "f32[2] varying<data>"
+            assert each(moved) == [[1, 1], [2, 2]]
+            assert str(placed.tensor_type) == "f32[2@data, 2]"
+            assert torch.equal(placed.full_tensor(), rows.full_tensor())
+            alone = own.slice_mesh(data=1).to_mesh(target)  # type: ignore[attr-defined]
+            assert str(alone.tensor_type) == "f32[2]" and alone.tolist() == [2, 2]
+
+        @monarch.program
+        def step(x: torch.Tensor) -> Any:
+            return (x * 2).to_mesh(second) + 1  # type: ignore[attr-defined]
+
+        assert each(step(own)) == [[3, 3], [5, 5]]
+
+
+def test_gradients_come_back_from_another_part_and_what_cannot_go_says_so() -> None:
+    with partitioned_mesh(stage=2, data=2) as mesh, partitioned_mesh(data=2) as other:
+        first, second = mesh.slice(stage=0), mesh.slice(stage=1)
+        weight = monarch.distribute(torch.ones(2), first).requires_grad_()
+        with first.activate():
+            own = weight * (1 + first.rank("data"))
+        with second.activate():
+            monarch.reduce(own.to_mesh(second) * 3, "data").sum().backward()  # type: ignore[attr-defined]
+        assert weight.grad is not None and weight.grad.tolist() == [9, 9]
+        with pytest.raises(ProgramError, match="between which no gradient goes, of a tensor that needs one"):
+            weight.to_mesh(other)
+        with pytest.raises(LayoutError, match="varies along 'data' of Mesh.*, to Mesh\\(stage=2"):
+            own.detach().to_mesh(mesh.slice(data=0))  # type: ignore[attr-defined]
+        with pytest.raises(ProgramError, match="a program on two meshes that were made apart"):
+            monarch.program(lambda x: x.to_mesh(other) + 1)(weight.detach())
