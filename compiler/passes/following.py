@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from torch import fx
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.passes.functionalize import Functionalizer
-from monarch.compiler.passes.rows import FollowedRows, Rows
+from monarch.compiler.passes.rows import FollowedRows, Rows, Way, way_of_loss
 from monarch.compiler.tape import Tape, Value
 from monarch.compiler.types import MeshSpec
 
@@ -36,6 +36,22 @@ class RowsOnTape:
         """The dim of a value that has the rows."""
         self._go_on((value,))
         return self._rows.dim_of(self._walk.value(value))
+
+    def way_of(self, given: Mapping[Value, Rows], followed: bool, loss: Callable[[], Value]) -> Way | None:
+        """How a loss follows from rows, which is written by calling `loss`. `given` are dims of what it takes; other
+        values have theirs where the model has been `followed`, and else none."""
+        self._go_on(given)
+        known, last = {self._walk.value(value): dim for value, dim in given.items()}, self._last
+        written = loss()
+        self._go_on((written,))
+        nodes: list[fx.Node] = []
+        while last.next is not self._walk.graph.fx._root:
+            nodes.append(last := last.next)
+
+        def dim_of(node: fx.Node) -> Rows:
+            return known[node] if node in known else self._rows.dim_of(node) if followed else None
+
+        return way_of_loss(nodes, dim_of, self._walk.value(written))
 
     def _go_on(self, results: Iterable[Value]) -> None:
         tape, walk = self._tape, self._walk

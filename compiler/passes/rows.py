@@ -6,15 +6,20 @@ Known from the sharding rules: the dim with the rows leads to a factor, which ha
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from enum import Enum
 from typing import Any
 
+import torch
 from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.rules import rule_for, tensor_operands
-from monarch.compiler.rules.call import op_name
+from monarch.compiler.rules.call import argument, op_name
+from monarch.compiler.rules.losses import MEAN
 from monarch.compiler.tape import Task
 from monarch.compiler.types import TensorType
 
@@ -80,6 +85,79 @@ def _rows_of(node: fx.Node, operands: list[Any]) -> Rows | tuple[Rows, ...]:
         raise _mixed(node)
     results: list[Any] = list(strategy.results)
     return results[0] if isinstance(node.meta["type"], TensorType) else tuple(results)
+
+
+class Way(Enum):
+    """How a value follows from the rows of a batch."""
+
+    SUM = "a sum of what each row gives"
+    MORE = "such a sum, and what no row gives"
+    OTHER = "in another way"
+
+
+def way_of_loss(nodes: Iterable[fx.Node], known: Callable[[fx.Node], Rows], loss: fx.Node) -> Way | None:
+    """How a loss follows from rows, by the rules: a value of rows that is reduced over them is a sum, and what is
+    linear in sums is one. None where it follows from no row. `nodes` are what it was computed by, in order, and `known`
+    says of other values which dim has rows."""
+    found: dict[fx.Node, Any] = {}
+
+    def of(node: fx.Node) -> Any:
+        return found[node] if node in found else known(node)
+
+    for node in nodes:
+        if node.op != "call_function":
+            continue
+        if node.target is operator.getitem:
+            several, at = args_of(node)
+            ways = of(several)
+            found[node] = ways[at] if isinstance(ways, tuple) else ways
+        elif node.target is ops.transfer:
+            found[node] = of(node.all_input_nodes[0])
+        else:
+            found[node] = _way_of(node, [of(each) for each in tensor_operands(node)])
+    way = of(loss)
+    return way if way is None or isinstance(way, Way) else Way.OTHER
+
+
+def _way_of(node: fx.Node, operands: list[Any]) -> Any:
+    if all(way is None for way in operands):
+        return None
+    if Way.OTHER in operands or node.target in ops.WITH_REGIONS:
+        return Way.OTHER
+    rule = rule_for(node, _shape_of)
+    sums = {at for at, way in enumerate(operands) if isinstance(way, Way)}
+    if sums:
+        linear = [together for together in rule.linear if sums <= together]
+        if any(isinstance(way, int) for way in operands) or not (linear or node.target in _PLUS_NUMBER):
+            return Way.OTHER
+        alone = sums in linear and Way.MORE not in operands
+        return Way.SUM if alone else Way.MORE
+    first = next(at for at, way in enumerate(operands) if way is not None)
+    factor = rule.leader(rule.operands[first][operands[first]])
+    if factor in rule.whole and _is_mean_of_rows(node):
+        rule = replace(rule, whole=rule.whole - {factor}, reductions={**rule.reductions, factor: "sum"})
+    strategy = next((each for each in rule.strategies(1) if factor and each.factor == factor), None)
+    if strategy is None:
+        return Way.OTHER
+    if any(way is not None and way != placed for way, placed in zip(operands, strategy.operands, strict=True)):
+        return Way.OTHER
+    ways: list[Any] = [
+        placed if not isinstance(placed, str) else Way.SUM if placed == "sum" else Way.OTHER
+        for placed in strategy.results
+    ]
+    return ways[0] if isinstance(node.meta["type"], TensorType) else tuple(ways)
+
+
+_PLUS_NUMBER = frozenset(
+    (torch.ops.aten.add.Tensor, torch.ops.aten.sub.Tensor, torch.ops.aten.add.Scalar, torch.ops.aten.sub.Scalar)
+)
+"""With one operand they add a number."""
+
+
+def _is_mean_of_rows(node: fx.Node) -> bool:
+    """Whether a call is a loss that its rule takes whole because it divides by the elements that there are. Of
+    `nll_loss`, whose mean is over the targets that count, a step makes a sum before (`stdlib/pipeline/losses.py`)."""
+    return argument(node, "reduction") == MEAN and "nll_loss" not in op_name(node.target)
 
 
 def _shape_of(node: fx.Node) -> Any:

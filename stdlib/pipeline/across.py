@@ -7,7 +7,7 @@ called before gives what it gave then, so nothing is traced twice.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,8 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.passes.following import RowsOnTape
-from monarch.compiler.tape import Barrier, Task
+from monarch.compiler.passes.rows import Way
+from monarch.compiler.tape import Barrier, Task, Value
 from monarch.language import Mesh
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.refusals import asking, refuse
@@ -139,6 +140,29 @@ class Across(TorchFunctionMode):
             return pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, self.mesh), args)
         finally:
             self._next = number
+
+    def sums_up(self, given: Any, loss: Callable[[], torch.Tensor]) -> tuple[bool, torch.Tensor]:
+        """The first microbatch's loss, and whether by the rules those of all add up to that of the batch. `given` is
+        what it is computed from. One row cannot tell."""
+        if self.together is None or self.together.rows[0] == 1:
+            return True, loss()
+        assert self.counted is not None
+        followed = self.rows is not None
+        tape = self.rows or RowsOnTape(self.recording.tape, self.recording.mesh.spec)
+        rows: dict[Value, int | None] = {}
+        for each in _tensors(given):
+            value = self.recording.value_of(each._ref)
+            whole = each.ndim and each.shape[0] == self.together.rows[0]
+            rows[value] = tape.dim_of(value) if followed else 0 if whole else None
+        made: list[torch.Tensor] = []
+
+        def written() -> Value:
+            made.append(loss())
+            found: Any = made[0]
+            return self.recording.value_of(found._ref)
+
+        way = tape.way_of(rows, followed, written)
+        return way is Way.SUM or (way is not Way.OTHER and self.counted.reduction == "mean"), made[0]
 
     def to(self, tensor: DistributedTensor, mesh: Mesh) -> torch.Tensor:
         """A tensor on a mesh: brought there once in a microbatch, and a parameter once in a step."""

@@ -188,7 +188,9 @@ class Pipeline(nn.Module):
         given: list[tuple[Any, Any, Any]] = []
         for k, run in enumerate(runs):
             with run.working():
-                given.append(pytree.tree_unflatten([rows_of(leaf, k, count) for leaf in leaves], spec))
+                own_rows = [rows_of(leaf, k, count) for leaf in leaves]
+                own_rows = [each.contiguous() if isinstance(each, torch.Tensor) else each for each in own_rows]
+                given.append(pytree.tree_unflatten(own_rows, spec))
 
         def loss_of(output: Any, wanted: Any) -> torch.Tensor:
             return loss_fn(output) if wanted is None else loss_fn(output, wanted)
@@ -209,8 +211,10 @@ class Pipeline(nn.Module):
                 if alike:
                     with belonging_to(None):
                         counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
+            if alike:
+                alike, first = runs[0].sums_up((outputs[0], given[0][2]), lambda: loss_at(0, outputs[0]))
             if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
-                total = self._backward(runs[0], [loss_at(0, outputs[0])])
+                total = self._backward(runs[0], [first])
                 repeats = Repeats(recording, (self.model, loss_fn))
                 for k in range(1, count):
                     rows_of_k = [leaf for leaf in pytree.tree_leaves(given[k]) if isinstance(leaf, DistributedTensor)]
@@ -220,7 +224,8 @@ class Pipeline(nn.Module):
 
                     total = total + repeats.loss_of(k, own[k], rows_of_k, traced)
             elif alike:
-                total = self._backward(runs[0], [loss_at(k, output) for k, output in enumerate(outputs)])
+                others = [loss_at(k, output) for k, output in enumerate(outputs) if k]
+                total = self._backward(runs[0], [first, *others])
             else:
                 assert together is not None
                 outputs = outputs if len(outputs) == count else run_in_step(runs, given)
