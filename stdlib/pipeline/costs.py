@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,15 +25,37 @@ _LOOKS_UP = (torch.ops.aten.embedding, torch.ops.aten.index_select, torch.ops.at
 """Ops that read as much of their first operand as they give."""
 
 
-def seconds_of(model: nn.Module, keys: Mapping[int, int], example: Any, microbatches: int) -> dict[int, float]:
-    """Estimated seconds of the forward and backward pass of a microbatch, by the key of the module that ran last:
-    `keys` has them by the module's id. `example` is a batch, of which shapes and dtypes count: a tensor, a tuple of the
-    model's arguments, or a dict of those with names. Raises ProgramError for a model that cannot be run so."""
+@dataclass(frozen=True)
+class Ran:
+    """What ran on an example: the ids of modules in the order in which they were entered, and the estimated seconds of
+    the ops behind each until the next, forward and backward. Ops before all modules have the id 0."""
+
+    entered: tuple[tuple[int, float], ...]
+
+    def seconds(self, keys: Mapping[int, int]) -> dict[int, float]:
+        """The seconds by the key of the module that was entered last; `keys` has them by the module's id. Ops before
+        all of these have the key 0."""
+        found, key = dict.fromkeys(keys.values(), 0.0), 0
+        for module, seconds in self.entered:
+            key = keys.get(module, key)
+            found[key] = found.get(key, 0.0) + seconds
+        return found
+
+    def of_each(self, modules: Sequence[nn.Module]) -> list[float]:
+        """The seconds of each of some modules, in their order."""
+        found = self.seconds({id(each): at for at, each in enumerate(modules)})
+        return [found[at] for at in range(len(modules))]
+
+
+def run_on(model: nn.Module, example: Any, microbatches: int) -> Ran:
+    """Run a model forward and backward on a microbatch without data, and estimate what its ops take. `example` is a
+    batch, of which shapes and dtypes count: a tensor, a tuple of the model's arguments, or a dict of those with names.
+    Raises ProgramError for a model that cannot be run so."""
     from torch._subclasses.fake_tensor import FakeTensorMode  # it loads SymPy: where it is asked for alone
 
     args = tuple(example) if isinstance(example, (tuple, list)) else () if isinstance(example, dict) else (example,)
     kwargs = example if isinstance(example, dict) else {}
-    counted = _Counted(keys)
+    counted = _Counted()
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), torch.random.fork_rng(devices=()):
 
@@ -58,19 +81,18 @@ def seconds_of(model: nn.Module, keys: Mapping[int, int], example: Any, microbat
             "arguments.\nOr name the modules at which stages begin: split_at=[…].",
             source=user_source(),
         ) from error
-    return counted.seconds
+    return Ran(tuple(zip(counted.modules, counted.seconds, strict=True)))
 
 
 class _Counted(TorchDispatchMode):
     """Adds up what ops take."""
 
-    def __init__(self, keys: Mapping[int, int]) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._keys = keys
-        self._key = 0
         self._made_by: dict[int, int] = {}
-        """The key of each op that autograd goes back through, by the number that autograd gives it."""
-        self.seconds = dict.fromkeys(keys.values(), 0.0)
+        """Where each op that autograd goes back through is in `modules`, by the number that autograd gives it."""
+        self.modules: list[int] = [0]
+        self.seconds: list[float] = [0.0]
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -78,17 +100,18 @@ class _Counted(TorchDispatchMode):
             yield
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        self._key = self._keys.get(id(module), self._key)
+        self.modules.append(id(module))
+        self.seconds.append(0.0)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         node = torch._C._current_autograd_node()
         if node is None:
-            key = self._key
-            self._made_by[torch._C._autograd._get_sequence_nr() - 1] = key
+            at = len(self.modules) - 1
+            self._made_by[torch._C._autograd._get_sequence_nr() - 1] = at
         else:
-            key = self._made_by.get(node._sequence_nr(), self._key)
+            at = self._made_by.get(node._sequence_nr(), len(self.modules) - 1)
         out = func(*args, **(kwargs or {}))
-        self.seconds[key] = self.seconds.get(key, 0.0) + _seconds(func, (args, kwargs), out)
+        self.seconds[at] += _seconds(func, (args, kwargs), out)
         return out
 
 

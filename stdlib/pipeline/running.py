@@ -29,7 +29,7 @@ from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
-from monarch.stdlib.pipeline.costs import seconds_of
+from monarch.stdlib.pipeline.costs import run_on
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.hooks import once_a_step
 from monarch.stdlib.pipeline.losses import Counted, adds_up
@@ -81,19 +81,15 @@ def pipeline(
     if virtual is None:
         virtual = 2 if schedule == "interleaved" else 1
     timetable = order(schedule, groups, microbatches, virtual)
-    if isinstance(model, nn.Module):
-        whole = model
-
-        def cost(modules: Sequence[nn.Module]) -> list[float]:
-            found = seconds_of(whole, {id(each): at for at, each in enumerate(modules)}, example, microbatches)
-            return [found[at] for at in range(len(modules))]
-
-        by_cost = None if example is None else cost
-        cuts = list(split_at) if split_at is not None else balanced(model, timetable.stages, by_cost)
-    else:
-        model = nn.Sequential(*model)
+    whole = model if isinstance(model, nn.Module) else nn.Sequential(*model)
+    ran = None if example is None else run_on(whole, example, microbatches)
+    if not isinstance(model, nn.Module):
         cuts = [str(at) for at in range(1, len(model))]
-    stages = Stages(model, cuts)
+    elif split_at is not None:
+        cuts = list(split_at)
+    else:
+        cuts = balanced(whole, timetable.stages, None if ran is None else ran.of_each)
+    stages = Stages(whole, cuts)
     if stages.count != timetable.stages:
         raise ProgramError(
             f"{stages.count} stages for {timetable.stages} places: {mesh_dim}={groups}, {virtual} stages for each",
@@ -101,13 +97,13 @@ def pipeline(
             source=user_source(),
         )
     costs = None
-    if example is not None:
-        found = seconds_of(model, stages.enters, example, microbatches)
+    if ran is not None:
+        found = ran.seconds(stages.enters)
         costs = tuple([found.get(stage, 0.0) for stage in range(stages.count)])
     meshes = [mesh.slice(**{mesh_dim: at}) for at in range(groups)]
     homes = {name: meshes[stage % groups] for name, stage in stages.of.items()}
-    module_to_mesh(model, meshes[0], layouts, meshes=homes)
-    return Pipeline(model, stages, meshes, timetable, mixes_rows, costs)
+    module_to_mesh(whole, meshes[0], layouts, meshes=homes)
+    return Pipeline(whole, stages, meshes, timetable, mixes_rows, costs)
 
 
 class Pipeline(nn.Module):

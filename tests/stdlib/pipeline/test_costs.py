@@ -38,8 +38,9 @@ def test_convolutions_count_by_their_pixels() -> None:
     convs = [f"convs.{at}" for at in range(4)]
     found, pipe = first_stage(Seeing())
     assert found == {*convs, "norm"} and pipe.costs is None  # the classifier has nearly all parameters
-    found, pipe = first_stage(Seeing(), example=(torch.empty(8, 8, 64, 64, device="meta"),))
-    assert found == set(convs[:2])
+    model = Seeing()
+    found, pipe = first_stage(model, example=(torch.empty(8, 8, 64, 64, device="meta"),))
+    assert found == set(convs[:2]) and model.seen == 1  # it is cut, and its stages have their costs, by one run
     a, b = pipe.costs
     assert 0.5 < a / b < 2
     _, pipe = first_stage(Seeing(), example={"x": torch.zeros(8, 8, 64, 64), "scale": 2.0}, split_at=["classify"])
