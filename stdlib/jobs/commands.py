@@ -18,10 +18,10 @@ from contextlib import suppress
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.mesh import Extent, Point
 from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.debugging.stacks import quiet_seconds
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.runtime.actors.processes.current import context
-from monarch.stdlib.jobs.forwarding import quiet_seconds
 
 _CHUNK = 1 << 16
 _CHUNKS = 16

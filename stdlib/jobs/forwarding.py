@@ -1,6 +1,6 @@
 """Ports of hosts, reached from here: `monarch.job.PortForwarder` and `monarch.job.forward(host, port)`.
 
-    a program  ⇄  _Listener, on 127.0.0.1     write.call_one(bytes)  →  _Connector  ⇄  127.0.0.1:port there
+    a program  ⇄  _Listener, on 127.0.0.1     write.call_one(bytes)  →  Connector  ⇄  127.0.0.1:port there
                                               bytes  ←  read.call_one()
 
 All of it goes where calls of actors go. In each direction of a connection one piece is under way, and the next is read
@@ -17,10 +17,10 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.mesh import Point
 from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.debugging.stacks import quiet_seconds
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.meshes import HostMesh, ProcMesh, this_proc
@@ -29,16 +29,9 @@ from monarch.runtime.actors.values import ValueMesh
 
 _HERE = "127.0.0.1"
 _PIECE = 1 << 18
-_QUIET_SECONDS = 30.0
-"""So long a read waits for news at most. It is asked again: a call that takes minutes would be reported."""
 
 
-def quiet_seconds() -> float:
-    """How long a call may wait for something that need not come, so that it is not reported as slow."""
-    return min(_QUIET_SECONDS, settings.slow_call_warning / 2)
-
-
-class _Connector(Actor):
+class Connector(Actor):
     """Connects to a port of its own host, once for each connection that was accepted on the other side."""
 
     def __init__(self, port: int | Callable[[Point], int]) -> None:
@@ -94,11 +87,11 @@ class _Listener(Actor):
         self._server: asyncio.Server | None = None
 
     @endpoint
-    async def listen(self, there: _Connector, address: str | Callable[[Point], str]) -> int:
+    async def listen(self, there: Connector, address: str | Callable[[Point], str]) -> int:
         """Start. Gives the port, also where 0 was asked for. OSError where it is taken, ValueError for an address that
         others reach."""
         at = current_rank()
-        self._there: _Connector = there.slice(**dict(at))
+        self._there: Connector = there.slice(**dict(at))
         host, port = _address(address(at) if callable(address) else address)
         self._server = await asyncio.start_server(self._accept, host, port, limit=_PIECE)
         found: int = self._server.sockets[0].getsockname()[1]
@@ -189,7 +182,7 @@ class PortForwarder(Actor):
             )
         if not callable(src_address):
             _address(src_address)
-        there = dst_proc_mesh.spawn("port forwarder, there", _Connector, dst_port)
+        there = dst_proc_mesh.spawn("port forwarder, there", Connector, dst_port)
         here = src_proc_mesh.spawn("port forwarder, here", _Listener)
         try:
             await there.prepare.call()
@@ -263,4 +256,4 @@ def _address(address: str) -> tuple[str, int]:
     return host, _checked("the port of src_address", int(port), 0)
 
 
-__all__ = ["PortForwarder", "forward", "quiet_seconds"]
+__all__ = ["PortForwarder", "forward"]

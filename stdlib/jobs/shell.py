@@ -27,9 +27,9 @@ from pathlib import Path
 
 from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.actor import Actor
+from monarch.runtime.actors.debugging.stacks import quiet_seconds
 from monarch.runtime.actors.endpoint import concurrent_endpoint, endpoint
 from monarch.runtime.actors.meshes import HostMesh
-from monarch.stdlib.jobs.forwarding import quiet_seconds
 
 _CHUNK = 1 << 16
 _PASTED = 1 << 20

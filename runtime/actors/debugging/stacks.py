@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from monarch.runtime.actors.processes.process import Process
 
 _LOOK_SECONDS = 30.0
+_QUIET_SECONDS = 30.0
 ANSWER_SECONDS = 5.0
 """How long a process may take to say where it is. It cannot while code keeps Python's lock."""
 
@@ -144,6 +145,12 @@ class SlowCalls:
                 stacks = f"{error}\n"
             lines += [f"  place {ranks}", *(f"    {line}" for line in stacks.splitlines())]
         return "\n".join(lines) + "\n"
+
+
+def quiet_seconds() -> float:
+    """How long a call of this process may wait for news that need not come, so that it is not reported as slow."""
+    seconds = current.process().slow_calls
+    return min(_QUIET_SECONDS, (settings.slow_call_warning if seconds is None else seconds) / 2)
 
 
 def report_slow_calls(seconds: float | None) -> None:

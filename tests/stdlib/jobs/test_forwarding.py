@@ -17,7 +17,7 @@ from monarch.compiler.mesh import Shape
 from monarch.job import PortForwarder, forward
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.stdlib.jobs.commands import Command
-from monarch.stdlib.jobs.forwarding import _Connector
+from monarch.stdlib.jobs.forwarding import Connector
 from monarch.stdlib.jobs.shell import Terminal
 
 WAIT = 60.0
@@ -169,7 +169,7 @@ def test_between_meshes_of_processes_each_goes_to_its_own() -> None:
 def test_a_call_that_waits_for_news_comes_back_without() -> None:
     """Calls that wait for minutes are reported as slow, with stacks, which no shell or connection is."""
     with serving(echoed) as port:
-        there = this_proc().spawn("connector", _Connector, port)
+        there = this_proc().spawn("connector", Connector, port)
         assert there.prepare.call_one().get(WAIT) == port
         there.connect.call_one(0).get(WAIT)
         with monarch.config.configured(slow_call_warning="100ms"):
