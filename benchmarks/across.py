@@ -77,7 +77,7 @@ class Ours:
 
     def control_messages(self, size: int, count: int) -> int:
         """How many handshakes, registrations and the like the workers send each other in some steps."""
-        connection = self.executor._connection
+        connection = self.executor.connection
         before = connection.link_messages()
         for _ in range(STEPS):
             self.measure(size, count)

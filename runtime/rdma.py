@@ -116,6 +116,17 @@ def _here() -> _Process:
     return found
 
 
+def close() -> None:
+    """Close this process's endpoint, if it has one, and forget how it was configured. Buffers that were made before
+    cannot be reached any more; the next one has an endpoint of its own."""
+    global _process
+    with reach.lock:
+        if _process is not None:
+            _process.endpoint.close()
+        _process = None
+        reach.forget()
+
+
 def _after_fork() -> None:
     global _process
     _process = None

@@ -44,7 +44,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 outermost(__file__)
 
-_PATH = re.compile(r"[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*(?:\(\))?)*")
+PATH = re.compile(r"[^\W\d]\w*(?:\(\))?(?:\.[^\W\d]\w*(?:\(\))?)*")
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _split(spec: str) -> tuple[Path, str]:
         what = "is a folder" if file.is_dir() else "does not exist"
         near = get_close_matches(file.stem, _python_files(file.parent), n=1)
         raise ProgramError(f"{file} {what}", hint=f"did you mean {file.with_name(near[0])}.py?" if near else "")
-    if path and not _PATH.fullmatch(path):
+    if path and not PATH.fullmatch(path):
         raise ProgramError(
             f"'{path}' is not the name of a program",
             hint="it is a name, train_step, or a path to a program: trainer.step, make_step().",

@@ -52,7 +52,7 @@ class CostNetwork:
     buckets: list[Bucket] = field(default_factory=list)
     fixed: set[int] = field(default_factory=set)
     _sizes: list[int] = field(default_factory=list)
-    _factors: list[_Factor] = field(default_factory=list)
+    factors: list[_Factor] = field(default_factory=list)
     _own: Memo[Table] = field(default_factory=lambda: Memo(1 << 16))
     _made: Memo[tuple[Table, Table]] = field(default_factory=lambda: Memo(1 << 16))
 
@@ -64,19 +64,19 @@ class CostNetwork:
         table = self._own.get(own)
         if table is None:
             table = self._own.keep(own, np.asarray(costs, dtype=np.float64))
-        self._factors.append(_Factor((number,), table))
+        self.factors.append(_Factor((number,), table))
         return number
 
     def pair(self, a: int, b: int, costs: Table) -> None:
         """Add costs[i, j] where variable `a` takes alternative i and `b` takes j."""
         if a > b:
             a, b, costs = b, a, self._made_of(costs, "transposed", lambda table: table.T)
-        self._factors.append(_Factor((a, b), costs))
+        self.factors.append(_Factor((a, b), costs))
 
     def solve(self) -> list[int]:
         """The alternative that each variable takes."""
         touching: list[list[_Factor]] = [[] for _ in self._sizes]
-        for factor in map(self._without_fixed, self._factors):
+        for factor in map(self._without_fixed, self.factors):
             for v in factor.scope:
                 touching[v].append(factor)
         alive = {v for v, size in enumerate(self._sizes) if size > 1}
@@ -147,7 +147,7 @@ class CostNetwork:
     def around(self, choice: list[int], v: int) -> list[float]:
         """What each alternative of `v` costs where every other variable is as `choice` says."""
         costs = np.zeros(self._sizes[v])
-        for factor in self._factors:
+        for factor in self.factors:
             if v in factor.scope:
                 costs += factor.table[tuple(slice(None) if u == v else choice[u] for u in factor.scope)]
         return [float(cost) for cost in costs]

@@ -175,7 +175,7 @@ def _is_split(options: Options, node: fx.Node) -> bool:
     )
 
 
-_TRACED: dict[object, fx.GraphModule] = {}
+TRACED: dict[object, fx.GraphModule] = {}
 """What composites consist of, by op, arguments, and the operands' shapes and dtypes. Not to be changed."""
 _MOST_TRACED = 1024
 
@@ -208,16 +208,16 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
     plain = tuple("" if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves)
     operands = tuple((tuple(shape), t.dtype) for shape, t in zip(shapes, types, strict=True))
     key = None if symbols is not None else (node.target, plain, repr(spec), operands, torch.get_default_dtype())
-    traced = _TRACED.get(key)
+    traced = TRACED.get(key)
     if traced is None:
         traced = make_fx(call, decomposition_table=composites(), tracing_mode=mode)(*fakes)
         traced.graph.eliminate_dead_code()
         if symbols is not None:
             symbols.close()
         if key is not None:
-            if len(_TRACED) >= _MOST_TRACED:
-                _TRACED.clear()
-            _TRACED[key] = traced
+            if len(TRACED) >= _MOST_TRACED:
+                TRACED.clear()
+            TRACED[key] = traced
     env: dict[fx.Node, Any] = {}
     inputs = iter(leaves[i] for i in at)
     with graph.fx.inserting_before(node):

@@ -170,7 +170,7 @@ class _Follower:
                 None if type_ is None else _empty(type_.local_shape(self.schedule.graph.mesh), type_.dtype)
                 for type_ in (call.meta["type"] if isinstance(call.meta["type"], tuple) else (call.meta["type"],))
             ]
-            return made[0] if len(made) == 1 and not _gives_list(instruction.op) else made
+            return made[0] if len(made) == 1 and not gives_list(instruction.op) else made
 
     def call(self, op: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
         mesh = self.schedule.graph.mesh
@@ -223,7 +223,7 @@ def _empty(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def _gives_list(op: str) -> bool:
+def gives_list(op: str) -> bool:
     known = op in _COLLECTIVES or op in _WITH_REGIONS or op in ("kernel", "out_of_place")
     return known or op not in LOCAL_OPS and len(find_op(op)._schema.returns) != 1
 

@@ -30,7 +30,7 @@ class Link:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.delay = 0.0
-        self._spoil: Callable[[bytes], bytes] | None = None
+        self.spoil: Callable[[bytes], bytes] | None = None
         self._flows = threading.Event()
         self._flows.set()
         self._lock = threading.Lock()
@@ -64,11 +64,11 @@ class Link:
 
     def drop(self) -> None:
         """What is sent next, either way, is lost."""
-        self._spoil = lambda data: b""
+        self.spoil = lambda data: b""
 
     def corrupt(self) -> None:
         """Of what is sent next, either way, one bit in the middle is turned."""
-        self._spoil = lambda data: (
+        self.spoil = lambda data: (
             data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
         )
 
@@ -109,7 +109,7 @@ class Link:
                     continue
                 self._flows.wait()
                 time.sleep(self.delay)
-                spoil, self._spoil = self._spoil, None
+                spoil, self.spoil = self.spoil, None
                 target.sendall(data if spoil is None else spoil(data))
             target.shutdown(socket.SHUT_WR)
         except OSError:  # one end has closed it, or it was cut

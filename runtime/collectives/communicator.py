@@ -32,9 +32,9 @@ class Communicator(Membership):
     def __init__(self, collectives: Collectives, mesh_dims: Sequence[str], library: Library, watch: Watch) -> None:
         super().__init__(collectives, mesh_dims)
         self._library = library
-        self._watch = watch
+        self.watch = watch
         self._device = torch.device("cpu")
-        self._backend: Any = None
+        self.backend: Any = None
         self._ended: Aborted | None = None
         """Why the watch has ended the group, if it has."""
         self._ending = threading.Lock()
@@ -48,11 +48,11 @@ class Communicator(Membership):
         if self.step != self._at.step:
             self._device = device
             self._agree()
-        self._watch.over(self)
+        self.watch.over(self)
         try:
-            self._last = work(self._backend)
+            self._last = work(self.backend)
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
         return self._last
 
     def wait(self, work: Any) -> None:
@@ -60,7 +60,7 @@ class Communicator(Membership):
         try:
             work.wait()
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
 
     def finish(self) -> None:
         """Wait until all works of the step are over. Raises what has ended them before their time."""
@@ -73,16 +73,16 @@ class Communicator(Membership):
         if self._ended is not None:
             raise self._ended
         if (error := self._library.failed(work)) is not None:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
 
     # -- making and leaving ----------------------------------------------------------------------------------------
 
     def end(self, why: Aborted) -> None:
         """What the watch does, in its thread. The worker leaves the group when it next comes to it."""
         with self._ending:
-            if self._backend is not None:
+            if self.backend is not None:
                 self._ended = why
-                self._library.abort(self._backend)
+                self._library.abort(self.backend)
 
     def _agree(self) -> None:
         if self._ended is not None:
@@ -90,11 +90,11 @@ class Communicator(Membership):
         super()._agree()
 
     def _cut(self) -> None:
-        self._watch.no_more(self)
+        self.watch.no_more(self)
         with self._ending:
-            if self._backend is not None and self._ended is None:
-                self._library.abort(self._backend)
-            self._backend = self._last = self._ended = None
+            if self.backend is not None and self._ended is None:
+                self._library.abort(self.backend)
+            self.backend = self._last = self._ended = None
 
     def _join(self) -> None:
         told = self._tell_all(self._library.gpu(self._device))
@@ -104,7 +104,7 @@ class Communicator(Membership):
         def connect() -> Any:
             return self._library.connect(store, self.me, self.size, self._device)
 
-        self._backend, _ = self._connected(store, connect, {}, lambda told: None)
+        self.backend, _ = self._connected(store, connect, {}, lambda told: None)
 
     def _check_gpus(self, told: Sequence[str]) -> None:
         for one, gpu in enumerate(told):

@@ -35,7 +35,7 @@ class GlooMembership(Membership):
     def __init__(self, collectives: Collectives, mesh_dims: Sequence[str], address: str) -> None:
         super().__init__(collectives, mesh_dims)
         self._address = address
-        self._backend: Any = None
+        self.backend: Any = None
         self._connections: list[socket.socket] = []
 
     # -- moving bytes ----------------------------------------------------------------------------------------------
@@ -65,12 +65,12 @@ class GlooMembership(Membership):
         if self.step != self._at.step:
             self._agree()
         try:
-            work = start(self._backend)
+            work = start(self.backend)
             while not self._ended(work):
                 self.look()
             work.wait()
         except RuntimeError as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
 
     @staticmethod
     def _ended(work: Any) -> bool:
@@ -86,7 +86,7 @@ class GlooMembership(Membership):
     def _cut(self) -> None:
         while self._connections:
             listening.cut(self._connections.pop())
-        self._backend = None
+        self.backend = None
 
     def _join(self) -> None:
         device, listener = listen(self._address)
@@ -103,7 +103,7 @@ class GlooMembership(Membership):
                 for each in listening.connections(own, _listeners(told)):
                     listening.cut(each)
 
-            self._backend, told = self._connected(store, connect, {"listener": own}, give_up)
+            self.backend, told = self._connected(store, connect, {"listener": own}, give_up)
             self._connections = listening.connections(own, _listeners(told))
             ends = [ends for each in self._connections if (ends := listening.ends_of(each)) is not None]
             if (wrong := listening.stranger_among([_ends(entry) for entry in self._tell_all(ends)])) is not None:

@@ -114,7 +114,7 @@ class Membership(ABC):
         try:
             return made.result(), told
         except Exception as error:
-            raise self._explained(error) from error
+            raise self.explained(error) from error
 
     def _tell_all(self, what: Any) -> list[Any]:
         """What each of the group says, JSON, over the mesh's own memory."""
@@ -137,7 +137,7 @@ class Membership(ABC):
             if progress & 1 and progress >> STEP_BITS == self.step:
                 raise Aborted(peer, died=False)
 
-    def _explained(self, error: Exception) -> Exception:
+    def explained(self, error: Exception) -> Exception:
         """The library says that a connection has broken: why it has, once that is known here."""
         self._at.announce()
         line = LINE * (1 + self._group.peers[0])

@@ -67,7 +67,7 @@ class Streamed:
         self._collectives = collectives
         self._network = network
         self._library = library
-        self._watch = Watch()
+        self.watch = Watch()
         self._communicators: dict[tuple[str, ...], Communicator] = {}
         self._address: str | None = None
 
@@ -78,7 +78,7 @@ class Streamed:
             group = self._collectives.group(key)
             if group.size > 1:
                 self._listen(bool(group.hosts))
-            self._communicators[key] = Communicator(self._collectives, key, self._library, self._watch)
+            self._communicators[key] = Communicator(self._collectives, key, self._library, self.watch)
         return self._communicators[key]
 
     def _listen(self, across: bool) -> None:
@@ -106,7 +106,7 @@ class Streamed:
         """Wait until all that was started is over. Raises Aborted, or what has broken, where it is not as it should."""
         for communicator in self._communicators.values():
             communicator.finish()
-        self._watch.no_more()
+        self.watch.no_more()
 
     def give_up(self, step: int) -> None:
         """End what this worker has used in a step that it has failed."""
@@ -115,7 +115,7 @@ class Streamed:
                 communicator.leave()
 
     def leave(self) -> None:
-        self._watch.stop()
+        self.watch.stop()
         for communicator in self._communicators.values():
             communicator.leave()
 

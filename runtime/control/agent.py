@@ -89,7 +89,7 @@ class Agent:
         self.advertise = advertise
         self.data_bind = data_bind
         self.own = own or release()
-        self._sessions: dict[bytes, _Session] = {}
+        self.sessions: dict[bytes, _Session] = {}
         """By name."""
         self._given_up: dict[bytes, str] = {}
         """Why, by name, of the last that ended so: whoever was silent asks for the session later."""
@@ -135,7 +135,7 @@ class Agent:
         run(self._close(reason))
 
     async def _close(self, reason: str) -> None:
-        for session in list(self._sessions.values()):
+        for session in list(self.sessions.values()):
             session.stream.put(Close(reason))
             if not session.connected:
                 self._end(session, reason)
@@ -157,7 +157,7 @@ class Agent:
             session = self._session(handshake, peer)
             turn = await session.part()
             proof, agreed = handshake.finish(session.stream.taken)
-            self._sessions[agreed.session.name] = session
+            self.sessions[agreed.session.name] = session
             session.known = agreed.session
             await asyncio.wait_for(call.write(proof), limits.HANDSHAKE_SECONDS)
             reason = await session.run(call, agreed, turn)
@@ -209,7 +209,7 @@ class Agent:
 
     async def _let_go(self, session: _Session) -> None:
         await session.end()
-        self._sessions.pop(session.known.name, None)
+        self.sessions.pop(session.known.name, None)
 
     async def _greet(self, call: Any) -> HostHandshake:
         """A handshake in which the other end has shown who it is."""
@@ -220,7 +220,7 @@ class Agent:
 
     def _find(self, name: bytes) -> Session:
         """Raises Ended."""
-        session = self._sessions.get(name)
+        session = self.sessions.get(name)
         if session is not None and session.ends is None:
             return session.known
         if reason := self._given_up.get(name):
@@ -232,7 +232,7 @@ class Agent:
         if not handshake.session.name:
             return _Session(self, handshake.session, peer)
         self._find(handshake.session.name)
-        session = self._sessions[handshake.session.name]
+        session = self.sessions[handshake.session.name]
         session.peer = peer
         return session
 

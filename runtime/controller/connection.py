@@ -117,7 +117,7 @@ class Connection(ABC):
         given = False
         while not given:
             try:
-                given = self._try(step, self.state.last, record, parts, plan)
+                given = self.try_to_give(step, self.state.last, record, parts, plan)
             except Full as full:
                 self.catch_up(full.sequence + 1)
                 continue
@@ -127,7 +127,7 @@ class Connection(ABC):
 
     def _note(self, step: Step) -> None:
         """What follows from a step's being given. Doing it again changes nothing."""
-        self._taken(step)
+        self.taken(step)
         if step.staged is not None:
             self.staging.take(*step.staged, step.sequence)
         if step.expects:
@@ -146,13 +146,13 @@ class Connection(ABC):
         """A plan in the form in which it goes to the workers, its kernels built where that is done here."""
 
     @abstractmethod
-    def _try(
+    def try_to_give(
         self, step: Step, last: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any], plan: bytes
     ) -> bool:
         """Give the workers a step, if `last` is still the newest: whether it was. Raises Full."""
 
     @abstractmethod
-    def _taken(self, step: Step) -> None:
+    def taken(self, step: Step) -> None:
         """Note what the step takes of the ring. To note it again changes nothing."""
 
     @abstractmethod
@@ -383,7 +383,7 @@ class LocalConnection(Connection):
         """A pickle, made and read by processes of one program: workers are forks of this one's."""
         return pack_plan(plan)
 
-    def _try(
+    def try_to_give(
         self, step: Step, last: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any], plan: bytes
     ) -> bool:
         state, finished = self.state, self.state.finished_commands
@@ -415,7 +415,7 @@ class LocalConnection(Connection):
             room[:] = row if state.last is last else room
             at += len(row)
 
-    def _taken(self, step: Step) -> None:
+    def taken(self, step: Step) -> None:
         self.workers.ring.space.take(*step.at, step.sequence)
 
     def publish(self) -> None:

@@ -68,15 +68,15 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
 
     def __init__(self, mesh: MeshSpec, connect: Connect = LocalConnection) -> None:
         me = weakref.ref(self)
-        self._connection = connect(mesh, lambda: ended(executor) if (executor := me()) is not None else None)
+        self.connection = connect(mesh, lambda: ended(executor) if (executor := me()) is not None else None)
         self._mesh = mesh
         self.place = Place.whole(mesh)
         self.plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
         """What the workers know of plans that run on all of them, by identity."""
         self._parts: dict[Shape, PartExecutor] = {}
-        self._lock = self._connection.lock
-        self._state = self._connection.state
-        self._replies = self._connection.replies
+        self._lock = self.connection.lock
+        self.state = self.connection.state
+        self._replies = self.connection.replies
         self._refreshed = 0  # the command at which the workers' progress was last looked at
         self._log = "commands" in settings.log
         self._ahead = settings.steps_ahead
@@ -93,7 +93,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         self._moves = deque()
         self._begin()
         started(self)
-        watch(self._connection)
+        watch(self.connection)
 
     @property
     def mesh(self) -> MeshSpec:
@@ -112,7 +112,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     @property
     def is_lost(self) -> bool:
         """Whether the mesh is known to have lost a worker, and is not healed."""
-        return self._state.dead is not None
+        return self.state.dead is not None
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -122,10 +122,10 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         self, tensor: torch.Tensor, type: TensorType, lent: bool = False, part: PartExecutor | None = None
     ) -> Remote:
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             handle = self._put(tensor, type, part, lent=lent)
-            self._connection.publish()
-            if self._snapshots is not None:
+            self.connection.publish()
+            if self.kept_snapshots is not None:
                 self._go_on_with_snapshots(handle.step)
             return handle
 
@@ -157,7 +157,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         total = blocks.size * mesh.workers
         if total > ASK_ABOVE:
             memory.require(total, f"{type} on {mesh.workers} workers", memory.available_bytes)
-        id = self._state.handles(1)
+        id = self.state.handles(1)
         name = f"put {type}"
         made = Remote(id, self._types.setdefault(type, type), Step(name), on, self._freed)
         self._handles.add(id, [made])
@@ -188,18 +188,18 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def settle(self) -> bool:
         """Have all handles of steps that were given to the workers be where they belong, though a call was interrupted,
         or is still under way further up in this thread. See `Executor.settle`."""
-        if (step := self._state.last).bind is not None or not step.noted or self._moves:
+        if (step := self.state.last).bind is not None or not step.noted or self._moves:
             with self._lock:
-                self._connection.settle()
+                self.connection.settle()
                 self._finish_moves()
-        stopped, self._connection.interrupted = self._connection.interrupted, False
+        stopped, self.connection.interrupted = self.connection.interrupted, False
         return stopped
 
     def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> bool:
-        connection = self._connection
+        connection = self.connection
         with connection.lock:
             connection.refresh()
-        first, behind = connection.finished(), self._state.next_command
+        first, behind = connection.finished(), self.state.next_command
         if handle is not None:
             step = self._own(handle, "the value that was waited for", part).step
             first = step.sequence
@@ -218,8 +218,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids, by rank, once all have started."""
-        self._until(self._state.next_command)
-        return self._connection.pids()
+        self.until(self.state.next_command)
+        return self.connection.pids()
 
     # -- steps -----------------------------------------------------------------------------------------------------
 
@@ -231,7 +231,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         part: PartExecutor | None = None,
     ) -> list[Handle]:
         with self._lock:
-            self._connection.enter(plan.name)
+            self.connection.enter(plan.name)
             if self._found is not None:
                 self._raise_found()
             start = clock()
@@ -264,7 +264,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                     self._refuse(record, at, argument, self._part_of(record, at, part))
             if self._unloaded or len(self._freed) > wire.FREE_AT_ONCE:
                 self._flush_freed()
-            state = self._state
+            state = self.state
             base = state.handles(len(record.output_types))
             donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
             step = Step(record.name, donated, record.place)
@@ -292,24 +292,24 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             self._give(step)
             if freed:
                 del self._freeing[:freed]
-            self._connection.publish()
+            self.connection.publish()
             if self._log or heard(Log):
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
             if self._recorder is not None:
                 self._recorder.ran(record.number, plan)
             self._did("run", record.name, start, step.sequence)
-            if self._snapshots is not None:
+            if self.kept_snapshots is not None:
                 self._go_on_with_snapshots(step)
             if self._checks is not None:
                 self._go_on_with_checks(step)
             # What a step replaces in Python is kept on the workers until the step is known to have worked.
             if step.undo is not None or step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
-                self._connection.refresh()
+                self.connection.refresh()
                 self._handles.forget()
                 if step.sequence - state.finished_commands > self._ahead:
                     try:
-                        self._connection.catch_up(step.sequence - self._ahead // 2)
+                        self.connection.catch_up(step.sequence - self._ahead // 2)
                     except DeviceMeshError:
                         if state.dead is None or state.is_done(step):
                             raise
@@ -325,7 +325,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         if known is not None and not known.loaded:
             assert step.again.plan is not None
             self._send_plan(known, step.again.plan)
-        self._connection.command(step, step.again.record, step.again.parts)
+        self.connection.command(step, step.again.record, step.again.parts)
 
     def _number_for(self, record: PlanRecord, at: int, argument: Any, dtype: torch.dtype) -> float | int:
         if isinstance(argument, torch.Tensor):
@@ -348,7 +348,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         if not isinstance(argument, Remote):
             raise MonarchError(f"{what} is {spec.type}, and a {type(argument).__name__} was given")
         self._own(argument, what, part)
-        self._state.refuse_donated(argument, what)
+        self.state.refuse_donated(argument, what)
         if argument.type != spec.type:
             raise MonarchError(f"{what} is {spec.type}, and a handle of {argument.type} was given")
 
@@ -385,16 +385,16 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         return record
 
     def _send_plan(self, record: PlanRecord, plan: Plan) -> None:
-        blob = self._connection.packed(_bare(plan))
+        blob = self.connection.packed(_bare(plan))
         where = () if record.place is None else record.place.numbers()
-        self._connection.command(Step("load"), wire.numbers(wire.LOAD, record.number, *where), plan=blob)
+        self.connection.command(Step("load"), wire.numbers(wire.LOAD, record.number, *where), plan=blob)
         record.loaded = True
         if self._log:
             self._say(f"load {record.name} as {record.number}: {len(blob)} bytes")
 
     def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False, elsewhere: str = "") -> bool:
         """See `Executor.heal`."""
-        self._connection.elsewhere = elsewhere
+        self.connection.elsewhere = elsewhere
         if self.restore(states, give_up) and self._recorder is None:
             started(self)
         return self._gave_up
@@ -404,7 +404,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def look(self) -> tuple[int, dict[int, int]]:
         """How many commands the workers were given and have not finished, and how many bytes of memory each holds, by
         rank: on other hosts, when this was last asked. Takes no lock, and waits for nothing."""
-        connection = self._connection
+        connection = self.connection
         if connection.closing:
             return 0, {}
         return max(0, connection.asked() - connection.finished()), connection.memory()
@@ -412,7 +412,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def where(self) -> Mapping[int, Seen]:
         """Where the workers are, by rank: their stacks are asked for by signals. Without those of hosts that do not
         answer."""
-        return self._connection.seen()
+        return self.connection.seen()
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -425,14 +425,14 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 raise MonarchError(f"the mesh {self._mesh} is being traced already", hint="stop that trace first.")
             step = self._command_trace(words)
         try:
-            self._connection.gather(step, set(range(self._mesh.workers)))
+            self.connection.gather(step, set(range(self._mesh.workers)))
             with self._lock:
-                self._state.check(step)
+                self.state.check(step)
                 self._recorder = recorder = Recorder(self._mesh, weakref.ref(self))
                 self._unsubscribe = subscribe(recorder.hear, Span)
                 weakref.finalize(self, self._unsubscribe)
                 self._recorder.buffers = self._replies.of(step.sequence)
-            self._recorder.offsets = self._connection.clock_offsets()
+            self._recorder.offsets = self.connection.clock_offsets()
         except BaseException:
             with suppress(MonarchError):
                 self._command_trace(0)
@@ -450,15 +450,15 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         # A mesh that is closed, or has lost a worker, does nothing any more: what was measured is there all the same.
         with suppress(MonarchError):
             step = self._command_trace(0)
-            self._until(step.sequence + 1)
+            self.until(step.sequence + 1)
             self._forget(step)
         with suppress(MonarchError):
-            self._connection.measured(recorder.buffers)
+            self.connection.measured(recorder.buffers)
         return recorder.trace()
 
     def _command_trace(self, words: int) -> Step:
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             self._flush_freed()
             step = Step("trace")
             self._ask(step, wire.numbers(wire.TRACE, words))
@@ -467,10 +467,10 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def inject(self, rank: int, *fault: int) -> Step:
         """Have a worker suffer a fault (see `chaos.workers`), at its place in the order of commands."""
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             step = Step("fault")
-            self._connection.command(step, wire.numbers(wire.FAULT, rank, *fault))
-            self._connection.publish()
+            self.connection.command(step, wire.numbers(wire.FAULT, rank, *fault))
+            self.connection.publish()
             return step
 
     # -- in between ------------------------------------------------------------------------------------------------
@@ -499,17 +499,17 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             record = self._records.get(key)
             if record is not None and record.number == number and record.users == 0:
                 del self._records[key]
-                self._connection.command(Step("unload"), wire.numbers(wire.UNLOAD, number))
+                self.connection.command(Step("unload"), wire.numbers(wire.UNLOAD, number))
 
-    def _until(self, commands: int, place: Place | None = None, known: bool = False) -> None:
+    def until(self, commands: int, place: Place | None = None, known: bool = False) -> None:
         """Wait until all workers, or those at a place, have finished so many commands, if that is not `known`. Raises
         DeviceMeshError where the mesh is lost."""
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             if self._freed:
                 self._flush_freed()
         if not known:
-            self._connection.catch_up(commands, place)
+            self.connection.catch_up(commands, place)
 
     def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
         on = part or self
@@ -521,7 +521,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         return handle
 
     def _say(self, text: str) -> None:
-        say("commands", f"{self._mesh} {self._state.next_command - 1}: {text}")
+        say("commands", f"{self._mesh} {self.state.next_command - 1}: {text}")
 
     def _did(self, kind: str, label: object, start: int, number: int) -> None:
         if heard(Span):
@@ -532,13 +532,13 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def close(self) -> None:
         self.finish_writing()
         ended(self)
-        if self._state.finished_commands < self._lent:  # messages on their way to actors refer to it
+        if self.state.finished_commands < self._lent:  # messages on their way to actors refer to it
             with suppress(MonarchError):
-                self._connection.catch_up(self._lent)
+                self.connection.catch_up(self._lent)
         if self._recorder is not None:
             with suppress(MonarchError):
-                self._connection.measured(self._recorder.buffers)
-        self._connection.close()
+                self.connection.measured(self._recorder.buffers)
+        self.connection.close()
         with self._lock:
             self.plans.clear()
             self._records.clear()

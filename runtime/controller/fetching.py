@@ -28,8 +28,8 @@ ASK_ABOVE = 16 << 20
 class Fetching(ABC):
     """The part of `executor.MeshExecutor` that concerns reading values."""
 
-    _connection: Connection
-    _state: ControllerState
+    connection: Connection
+    state: ControllerState
     _replies: Replies
     _mesh: MeshSpec
     _lock: threading.RLock
@@ -43,7 +43,7 @@ class Fetching(ABC):
     def _flush_freed(self) -> None: ...
 
     @abstractmethod
-    def _until(self, commands: int, place: Place | None = None, known: bool = False) -> None: ...
+    def until(self, commands: int, place: Place | None = None, known: bool = False) -> None: ...
 
     @abstractmethod
     def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]: ...
@@ -89,7 +89,7 @@ class Fetching(ABC):
 
     def _shards(self, remote: Remote, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             size = remote.type.nbytes * len(ranks)
             if size > ASK_ABOVE:
                 memory.require(size, f"fetching {remote.type} from {len(ranks)} workers", memory.available_bytes)
@@ -97,12 +97,12 @@ class Fetching(ABC):
             self._ask(step, wire.numbers(wire.FETCH, remote.id, *ranks))
             if self._log or heard(Log):
                 self._say(f"fetch {remote.id} from {ranks}")
-        self._connection.gather(step, set(ranks))
+        self.connection.gather(step, set(ranks))
         if step.error is not None and remote.step.error is None:  # it failed on workers that were not asked
-            self._until(remote.step.sequence + 1, remote.step.place)
+            self.until(remote.step.sequence + 1, remote.step.place)
         with self._lock:
-            self._state.check(remote.step)
-            self._state.check(step)
+            self.state.check(remote.step)
+            self.state.check(step)
             found = self._replies.of(step.sequence)
             return [found[rank] for rank in ranks]
 
@@ -110,23 +110,23 @@ class Fetching(ABC):
         """In the handler of an error: raise it, unless it was that the mesh has lost a worker, and all others have done
         the step."""
         with self._lock:
-            if self._state.dead is None or self._connection.actor_processes is not None:
+            if self.state.dead is None or self.connection.actor_processes is not None:
                 raise
-            if not self._state.is_done(step):  # no variable has the error: it would hold its own frames for ever
-                raise self._state.lost_step(step) from None
+            if not self.state.is_done(step):  # no variable has the error: it would hold its own frames for ever
+                raise self.state.lost_step(step) from None
 
     def _copied(self, remote: Remote, numbers: Sequence[int], start: int, quiet: bool) -> list[torch.Tensor] | None:
         """What workers with these numbers hold of a small result, where they have copied it with the step that made it,
         and it still stands there."""
-        results, ranks = self._connection.results, remote.owner.place.ranks
+        results, ranks = self.connection.results, remote.owner.place.ranks
         if not results or remote.copied is None or remote.taken_by is not None:
             return None
         place, small = remote.copied
         if not small.workers.issuperset(numbers) or not results.keys() >= {ranks[at] for at in numbers}:
             return None
-        step, state = remote.step, self._state
+        step, state = remote.step, self.state
         try:
-            self._until(step.sequence + 1, step.place, known=state.is_done(step))
+            self.until(step.sequence + 1, step.place, known=state.is_done(step))
         except DeviceMeshError:
             if quiet:
                 raise
@@ -143,14 +143,14 @@ class Fetching(ABC):
     def held_values(self) -> list[int]:
         """How many values each worker holds, once it has done everything asked of it so far."""
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             self._flush_freed()
         step = Step("count")
         try:
             self._ask(step, wire.numbers(wire.COUNT))
-            self._connection.gather(step, set(range(self._mesh.workers)))
+            self.connection.gather(step, set(range(self._mesh.workers)))
             with self._lock:
-                self._state.check(step)
+                self.state.check(step)
                 found = self._replies.of(step.sequence)
                 return [int(found[rank].item()) for rank in range(self._mesh.workers)]
         finally:
@@ -161,8 +161,8 @@ class Fetching(ABC):
         """Give the workers a command that they answer; `_forget` ends the wait for that."""
         with self._lock:
             step.expects = True
-            self._connection.command(step, record)
-            self._connection.publish()
+            self.connection.command(step, record)
+            self.connection.publish()
 
     def _forget(self, step: Step) -> None:
         step.expects = False
@@ -175,23 +175,23 @@ class Fetching(ABC):
         remote = self._own(handle, "the value that is waited for", part)
         step = remote.step
         try:
-            self._until(step.sequence + 1, step.place)
+            self.until(step.sequence + 1, step.place)
         except DeviceMeshError:
             self._check_lost(step)
             return
         with self._lock:
             self._did("wait", step.name, start, step.sequence)
-            self._state.check(step)
+            self.state.check(step)
 
     def recover(self, handle: Handle, wait: bool = True, part: PartExecutor | None = None) -> Remote:
         """See `Executor.recover`."""
         remote = self._own(handle, "the value", part)
         if wait:
-            self._until(self._state.next_command, None if part is None else part.place)
+            self.until(self.state.next_command, None if part is None else part.place)
         with self._lock:
-            return self._state.recover(remote)
+            return self.state.recover(remote)
 
     def undo(self, part: PartExecutor | None = None) -> None:
-        self._until(self._state.next_command, None if part is None else part.place)
+        self.until(self.state.next_command, None if part is None else part.place)
         with self._lock:
-            self._state.undo()
+            self.state.undo()

@@ -24,8 +24,8 @@ class Lending(ABC):
     """The part of `executor.MeshExecutor` that concerns actors."""
 
     place: Place
-    _connection: Connection
-    _state: ControllerState
+    connection: Connection
+    state: ControllerState
     _lock: threading.RLock
     _handles: Handles
     _types: dict[TensorType, TensorType]
@@ -42,7 +42,7 @@ class Lending(ABC):
     @property
     def actor_processes(self) -> ActorProcesses | None:
         """The processes in which the workers are, where these are processes of actors."""
-        return self._connection.actor_processes
+        return self.connection.actor_processes
 
     def number(self) -> int:
         """For something that is lent to actors: a new one."""
@@ -51,34 +51,34 @@ class Lending(ABC):
     def owned(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
         """The handle, which is this mesh's, and whose value no step has taken. Raises MonarchError."""
         remote = self._own(handle, what, part)
-        self._state.refuse_donated(remote, what)
+        self.state.refuse_donated(remote, what)
         return remote
 
     def lend(self, number: int, values: Sequence[Remote], messages: Sequence[int]) -> None:
         """Have the workers lend values, each to so many messages in its process (see `worker.exchange`)."""
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             for value in values:  # another thread may have run a step since the message was pickled
-                self._state.refuse_donated(value, "a tensor in the message")
+                self.state.refuse_donated(value, "a tensor in the message")
                 value.copied = None  # actors may write to it
             self._flush_freed()
             step = Step("lend")
             ids = [value.id for value in values]
-            self._connection.command(step, wire.numbers(wire.LEND, number, len(ids), *ids, *messages))
-            self._connection.publish()
+            self.connection.command(step, wire.numbers(wire.LEND, number, len(ids), *ids, *messages))
+            self.connection.publish()
             self._lent = step.sequence + 1
 
     def adopt(self, number: int, types: Sequence[TensorType], part: PartExecutor | None = None) -> list[Handle]:
         """Values of tensors that actors have made, one of each type."""
         on, place = part or self, None if part is None else part.place
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             self._flush_freed()
-            base = self._state.handles(len(types))
+            base = self.state.handles(len(types))
             step = Step("adopt", place=place)
             where = () if place is None else place.numbers()
-            self._connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types), *where))
-            self._connection.publish()
+            self.connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types), *where))
+            self.connection.publish()
             types = [self._types.setdefault(type_, type_) for type_ in types]
             adopted = [Remote(base + at, type_, step, on, self._freed) for at, type_ in enumerate(types)]
             self._handles.add(base, adopted)

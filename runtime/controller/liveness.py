@@ -167,7 +167,7 @@ class Watch:
             self._places = places
             self._stall.again(now)
         else:
-            _say(report(self._connection.state, step, seen, now - self._stall.since))
+            say(report(self._connection.state, step, seen, now - self._stall.since))
 
     def _lose_stopped(self, now: float) -> None:
         """Where what was reported lasts, a worker that a signal has stopped is the end of the mesh."""
@@ -182,11 +182,11 @@ class Watch:
         """Where nobody calls, as during a compile, the end is told here, a moment later."""
         if self._died and not self._connection.told and not self._connection.closing:
             self._connection.told = True
-            _say(f"monarch: {error.message}\n  What uses the mesh next raises this as DeviceMeshError.\n")
+            say(f"monarch: {error.message}\n  What uses the mesh next raises this as DeviceMeshError.\n")
         self._died = True
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     sys.stderr.write(text)
     sys.stderr.flush()
 

@@ -47,13 +47,13 @@ class Moving(ABC):
     further workers where it grows. Who shards a value anew makes a new one (`language.placing.resizing`).
     """
 
-    _connection: Connection
-    _state: ControllerState
+    connection: Connection
+    state: ControllerState
     _mesh: MeshSpec
     _lock: threading.RLock
     _handles: Handles
     _placed: Placed
-    _snapshots: Snapshots | None
+    kept_snapshots: Snapshots | None
     place: Place
 
     _moves: deque[_Move | Callable[[], None]]
@@ -63,7 +63,7 @@ class Moving(ABC):
     def over(self, shape: Shape) -> MeshExecutor | PartExecutor: ...
 
     @abstractmethod
-    def _until(self, commands: int, place: Place | None = None) -> None: ...
+    def until(self, commands: int, place: Place | None = None) -> None: ...
 
     @abstractmethod
     def snapshots(self, every: int, copies: int) -> None: ...
@@ -72,7 +72,7 @@ class Moving(ABC):
         """See `Resizable.live`."""
         on = part or self
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             return [
                 handle
                 for handle in self._handles.live()
@@ -86,19 +86,19 @@ class Moving(ABC):
 
     def take_hosts(self, shape: Shape) -> bool:
         """See `Resizable.take_hosts`."""
-        if not self._connection.free_hosts:
+        if not self.connection.free_hosts:
             return False
-        self._until(self._state.next_command)
+        self.until(self.state.next_command)
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             holding = {rank for handle in self._handles.live() for rank in handle.owner.place.members}
-            return self._connection.move(set(self.over(shape).place.members) - holding)
+            return self.connection.move(set(self.over(shape).place.members) - holding)
 
     def spread(self, handles: Sequence[Handle], shape: Shape) -> None:
         """See `Resizable.spread`."""
         place = self.over(shape).place
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             values: dict[Pairs, dict[int, TensorType]] = {}
             for handle in handles:
                 assert isinstance(handle, Remote)
@@ -111,12 +111,12 @@ class Moving(ABC):
             for pairs, types in values.items():
                 for record in copies(types, place.mesh, pairs):
                     steps.append(Step("copy"))
-                    self._connection.command(steps[-1], record)
-            self._connection.publish()
-        self._until(self._state.next_command)
+                    self.connection.command(steps[-1], record)
+            self.connection.publish()
+        self.until(self.state.next_command)
         with self._lock:
             for step in steps:
-                self._state.check(step)
+                self.state.check(step)
 
     def carry(self, handle: Handle, shape: Shape, type: TensorType) -> None:
         """See `Resizable.carry`."""
@@ -132,9 +132,9 @@ class Moving(ABC):
     ) -> None:
         """See `Resizable.move`."""
         on, to = part or self, self.over(shape)
-        self._until(self._state.next_command)  # no step that is under way knows the handles
+        self.until(self.state.next_command)  # no step that is under way knows the handles
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             # Those without a value go along, so that whoever uses them is told why.
             moves: list[_Move | Callable[[], None]] = [
                 _Move.of(handle, handle, to)
@@ -156,10 +156,10 @@ class Moving(ABC):
             for first in range(0, len(kept), size):
                 numbers = to.place.numbers()
                 record = wire.numbers(wire.LEAVE, len(numbers), *numbers, *kept[first : first + size])
-                self._connection.command(Step("leave"), record)
-            self._connection.publish()
-        if self._snapshots is not None:  # the last is of values that are elsewhere now
-            self.snapshots(self._snapshots.every, self._snapshots.copies)
+                self.connection.command(Step("leave"), record)
+            self.connection.publish()
+        if self.kept_snapshots is not None:  # the last is of values that are elsewhere now
+            self.snapshots(self.kept_snapshots.every, self.kept_snapshots.copies)
 
     def _finish_moves(self) -> None:
         """Do what is left of a move. To do it again changes nothing."""

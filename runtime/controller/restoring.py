@@ -64,8 +64,8 @@ class _Survey:
 class Restoring(ABC):
     """The part of `executor.MeshExecutor` that concerns deaths."""
 
-    _connection: Connection
-    _state: ControllerState
+    connection: Connection
+    state: ControllerState
     _replies: Replies
     _mesh: MeshSpec
     place: Place
@@ -73,9 +73,9 @@ class Restoring(ABC):
     _records: dict[tuple[str, Place | None], PlanRecord]
 
     def _begin(self) -> None:
-        self._placed = Placed(self._state)
+        self._placed = Placed(self.state)
         self._handles = Handles()
-        self._snapshots: Snapshots | None = None
+        self.kept_snapshots: Snapshots | None = None
         self._checks: Replicas | None = None
         self._found: ReplicaError | None = None
         """What a check in the background has found, and nobody was told of yet."""
@@ -89,7 +89,7 @@ class Restoring(ABC):
         """Give the workers a command, or give it to them once more, and what it needs before it."""
 
     @abstractmethod
-    def _until(self, commands: int, place: Place | None = None) -> None:
+    def until(self, commands: int, place: Place | None = None) -> None:
         """Wait until all workers, or those at a place, have finished so many commands."""
 
     # -- snapshots -------------------------------------------------------------------------------------------------
@@ -97,57 +97,57 @@ class Restoring(ABC):
     def snapshots(self, every: int, copies: int) -> None:
         """See `Executor.snapshots`."""
         with self._lock:
-            self._connection.enter()
-            if self._connection.actor_processes is not None:
+            self.connection.enter()
+            if self.connection.actor_processes is not None:
                 raise MonarchError("a mesh in processes of actors takes no snapshots: it is not healed either")
-            self._snapshots = self._state.log = None
+            self.kept_snapshots = self.state.log = None
             if every == 0:
-                self._connection.command(Step("forget snapshots"), wire.numbers(wire.TAKE, -1, sys.maxsize))
-                self._connection.publish()
+                self.connection.command(Step("forget snapshots"), wire.numbers(wire.TAKE, -1, sys.maxsize))
+                self.connection.publish()
                 return
-            most = (self._connection.hosts if self._connection.hosts > 1 else self._mesh.workers) - 1
+            most = (self.connection.hosts if self.connection.hosts > 1 else self._mesh.workers) - 1
             if not 1 <= copies <= most:
-                what = "hosts" if self._connection.hosts > 1 else "workers"
+                what = "hosts" if self.connection.hosts > 1 else "workers"
                 raise MonarchError(
                     f"{copies} copies cannot be kept on {what} other than a worker's own: there are {most} others"
                 )
-            hosts = self._connection.hosts
+            hosts = self.connection.hosts
             each = self._mesh.workers // hosts if hosts > 1 else 1
             size = snapshot_bytes(self._handles.live(), copies, each) * self._mesh.workers
             memory.require(size, f"snapshots on {self._mesh.workers} workers", memory.available_bytes)
-            self._snapshots = Snapshots(self._state, self._connection.hosts, every, copies)
+            self.kept_snapshots = Snapshots(self.state, self.connection.hosts, every, copies)
             self._snapshot_now()
 
     def _snapshot_now(self) -> None:
         """Where a snapshot is due, take one, and wait until it is whole."""
         with self._lock:
-            if self._snapshots is not None:
+            if self.kept_snapshots is not None:
                 self._go_on_with_snapshots()
-                while self._snapshots.under_way:
-                    self._until(self._state.next_command)
+                while self.kept_snapshots.under_way:
+                    self.until(self.state.next_command)
                     self._go_on_with_snapshots()
 
     def _go_on_with_snapshots(self, step: Step | None = None) -> None:
         """Take one, or send what is to be sent, behind a step. A death is told by the next call: the step was given."""
-        snapshots = self._snapshots
+        snapshots = self.kept_snapshots
         assert snapshots is not None
         if step is not None:
             snapshots.ran(step)
         with suppress(DeviceMeshError):
             if snapshots.under_way:
-                self._connection.refresh()
+                self.connection.refresh()
                 for send, record in snapshots.send():
-                    self._connection.command(send, record)
+                    self.connection.command(send, record)
             if snapshots.due and not snapshots.under_way:
-                self._connection.command(*snapshots.take(self._handles.live()))
-            self._connection.publish()
+                self.connection.command(*snapshots.take(self._handles.live()))
+            self.connection.publish()
 
     # -- replicas ------------------------------------------------------------------------------------------------------
 
     def check_replicas(self, every: int | None, names: Names) -> None:
         """See `Executor.check_replicas`."""
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             if every is not None:
                 self._checks = Replicas(every, names) if every else None
                 if self._checks is not None:
@@ -166,26 +166,26 @@ class Restoring(ABC):
             checks.ran(step)
         with suppress(DeviceMeshError):
             if under_way := checks.steps():
-                self._connection.refresh()
+                self.connection.refresh()
                 if not all(each.noted for each in under_way):  # a call was interrupted
                     checks.left()
-                elif under_way[-1].sequence < self._state.finished_commands:
+                elif under_way[-1].sequence < self.state.finished_commands:
                     self._compare(checks)
             elif checks.due:
                 self._give_check(checks)
 
     def _give_check(self, checks: Replicas) -> None:
         for step, record in checks.ask(self._handles.live()):
-            self._connection.command(step, record)
-        self._connection.publish()
+            self.connection.command(step, record)
+        self.connection.publish()
 
     def _compare(self, checks: Replicas) -> None:
         """Wait for the workers' answers, and note what they say. Workers that differ from most others are lost."""
-        steps, connection = checks.steps(), self._connection
+        steps, connection = checks.steps(), self.connection
         try:
             for step in steps:
                 connection.gather(step, set(range(self._mesh.workers)))
-                self._state.check(step)
+                self.state.check(step)
             found = checks.compare({step.sequence: self._replies.of(step.sequence) for step in steps})
         finally:
             for step in steps:
@@ -195,7 +195,7 @@ class Restoring(ABC):
             return
         error = error_of(found, self._mesh, connection.host_of)
         if error.decided and connection.actor_processes is None:
-            self._state.end(error)
+            self.state.end(error)
             for rank in error.workers:
                 connection.lose(rank, "held other bits than its replicas")
         else:
@@ -204,7 +204,7 @@ class Restoring(ABC):
 
     def _raise_found(self) -> None:
         """Raise what a check has found, once."""
-        self._connection.ready()
+        self.connection.ready()
         if self._found is not None:
             error, self._found = self._found, None
             raise error
@@ -214,34 +214,34 @@ class Restoring(ABC):
     def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
         """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
         with self._lock:
-            if not self._connection.settle_death(PATIENCE):
-                late = ", ".join(map(str, self._state.expected))
+            if not self.connection.settle_death(PATIENCE):
+                late = ", ".join(map(str, self.state.expected))
                 raise MonarchError(
                     f"a value of {self._mesh} cannot be read: it has lost a worker, and {late} do not answer",
                     hint="they compute, or have been stopped: read it again, or end them.",
                 )
-            blocks, alive = blocks_by_rank(*located(remote)), self._state.survivors
+            blocks, alive = blocks_by_rank(*located(remote)), self.state.survivors
             alive = [rank for rank in alive if rank in blocks]
             source = {rank: next((at for at in alive if blocks[at] == blocks[rank]), -1) for rank in ranks}
             copies = self._copies(remote, [rank for rank, at in source.items() if at < 0])
             source = {rank: at for rank, at in source.items() if rank not in copies}
             if -1 in source.values():
-                if remote.step.sequence > self._state.committed.get(remote.step.place, -1):  # no state depends on it
-                    self._state.tell_of(remote.step)
-                    assert self._state.dead is not None
-                    raise fresh(self._state.dead)
+                if remote.step.sequence > self.state.committed.get(remote.step.place, -1):  # no state depends on it
+                    self.state.tell_of(remote.step)
+                    assert self.state.dead is not None
+                    raise fresh(self.state.dead)
                 message, hint = self._lost_text([("the value", located(remote))])
-                if self._snapshots is not None and self._snapshots.brings_back(remote.id):
+                if self.kept_snapshots is not None and self.kept_snapshots.brings_back(remote.id):
                     hint = "monarch.heal_mesh(mesh) brings it back from a snapshot: read it again then."
                 raise LostError(message, hint=hint)
             asked = dict.fromkeys(set(source.values()), (wire.ASK, remote.id))
-            found = self._connection.ask_survivors(asked) if asked else {}
+            found = self.connection.ask_survivors(asked) if asked else {}
             return [copies[rank] if rank in copies else found[source[rank]] for rank in ranks]
 
     def restore(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> bool:
         """`Executor.heal`; whether there was anything to be done."""
         with self._lock:
-            connection, state = self._connection, self._state
+            connection, state = self.connection, self.state
             self._gave_up = False
             connection.settle()
             if self._is_whole():
@@ -260,27 +260,27 @@ class Restoring(ABC):
 
     def _is_whole(self) -> bool:
         """Whether all workers are there, and nothing is left to be given to them again."""
-        connection = self._connection
+        connection = self.connection
         if connection.closing:
             raise MonarchError(f"the mesh {self._mesh} is closed")
         connection.look()
-        return self._state.dead is None and not self._restoring
+        return self.state.dead is None and not self._restoring
 
     def loss(self, states: Sequence[tuple[str, Handle]]) -> Loss | None:
         """See `Resizable.loss`."""
         with self._lock:
-            self._connection.settle()
+            self.connection.settle()
             if self._is_whole():
                 return None
             found = self._survey()
             lost = [] if found.way_back is not None else self._lost_states(found.lost, states)
             lines = [value_line(name, value.type, value.place.mesh) for name, value in lost]
-            gone = dict(sorted(self._state.gone.items()))
-            return Loss(gone, tuple(lines), {rank: self._connection.host_of(rank) for rank in gone})
+            gone = dict(sorted(self.state.gone.items()))
+            return Loss(gone, tuple(lines), {rank: self.connection.host_of(rank) for rank in gone})
 
     def _survey(self) -> _Survey:
         """Find out who is left, and with what; give up the steps that are not to be applied."""
-        connection, state, mesh = self._connection, self._state, self._mesh
+        connection, state, mesh = self.connection, self.state, self._mesh
         state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
         if not connection.settle_death(_HEAL_SECONDS, anew=True):
             late, stopped = set(state.expected), set(connection.stopped()) & set(state.expected)
@@ -332,16 +332,16 @@ class Restoring(ABC):
                 found.lost[id] = value
             elif pairs:
                 found.pairs.setdefault((pairs, value.place.mesh), {})[id] = value.type
-        if self._snapshots is not None:
-            self._snapshots.left(set(alive))
-            found.way_back = self._snapshots.way_back(found.values.keys()) if found.lost else None
+        if self.kept_snapshots is not None:
+            self.kept_snapshots.left(set(alive))
+            found.way_back = self.kept_snapshots.way_back(found.values.keys()) if found.lost else None
         return found
 
     def _copies(self, remote: Remote, ranks: Sequence[int]) -> dict[int, torch.Tensor]:
         """What these workers hold of a small result, from copies that stand; by rank."""
-        if remote.copied is None or not self._state.places.has(remote.copied[0]):
+        if remote.copied is None or not self.state.places.has(remote.copied[0]):
             return {}
-        (at, small), place, results = remote.copied, remote.owner.place, self._connection.results
+        (at, small), place, results = remote.copied, remote.owner.place, self.connection.results
         blocks = blocks_by_rank(*located(remote))
         holders = {blocks[rank]: rank for number in small.workers if (rank := place.ranks[number]) in results}
         found = {rank: results[holders[blocks[rank]]].read(at, small) for rank in ranks if blocks[rank] in holders}
@@ -368,7 +368,7 @@ class Restoring(ABC):
         return step
 
     def _heal(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> None:
-        connection, state, mesh = self._connection, self._state, self._mesh
+        connection, state, mesh = self.connection, self.state, self._mesh
         start = time.monotonic()
         found = self._survey()
         if found.way_back is None and (lost := self._refused(found.lost, states)):
@@ -383,9 +383,9 @@ class Restoring(ABC):
         if way_back is None:
             self._mark_lost(found.lost)
         else:
-            assert self._snapshots is not None
-            pairs, again, made = {}, [], self._snapshots.made()
-            replay = self._snapshots.replay()
+            assert self.kept_snapshots is not None
+            pairs, again, made = {}, [], self.kept_snapshots.made()
+            replay = self.kept_snapshots.replay()
             self._waiting = deque((*replay, *(step for step in self._waiting if step not in set(replay))))
         for record in self._records.values():
             record.loaded = False
@@ -431,7 +431,7 @@ class Restoring(ABC):
     def _free(self, ids: Sequence[int]) -> None:
         """Have the workers drop values that nobody refers to."""
         for first in range(0, len(ids), wire.FREE_AT_ONCE):
-            self._connection.command(Step("free"), wire.numbers(wire.FREE, *ids[first : first + wire.FREE_AT_ONCE]))
+            self.connection.command(Step("free"), wire.numbers(wire.FREE, *ids[first : first + wire.FREE_AT_ONCE]))
 
     def _give_again(self, step: Step) -> None:
         step.noted, step.ended, step.sequence, step.staged, step.error = False, False, -1, None, None
@@ -446,7 +446,7 @@ class Restoring(ABC):
                 assert step.again is not None
                 causes |= dict.fromkeys(step.again.makes, cause)
                 self._waiting.remove(step)
-                self._state.depend(step, cause)
+                self.state.depend(step, cause)
 
     def _needed(self) -> dict[int, Located]:
         """The values that workers are to have before steps are given again."""
@@ -478,7 +478,7 @@ class Restoring(ABC):
         )
         for step in tuple(self._waiting):
             step.dropped = True
-            self._state.depend(step, cause)
+            self.state.depend(step, cause)
         self._waiting.clear()
 
     def _mark_lost(self, lost: Mapping[int, Located]) -> None:
@@ -500,20 +500,20 @@ class Restoring(ABC):
         for name, handle in states:
             with suppress(MonarchError):
                 assert isinstance(handle, Remote)
-                recovered = self._state.newest(handle)
+                recovered = self.state.newest(handle)
                 if recovered.id in lost:
                     found.append((name, located(recovered)))
         return found
 
     def _lost_text(self, lost: Sequence[tuple[str, Located]]) -> tuple[str, str]:
         """Message and hint for values that no worker holds whole any more."""
-        state = self._state
+        state = self.state
         who = "; ".join(f"worker {state.coordinates_of(rank)} {how}" for rank, how in sorted(state.gone.items()))
         listed = [f"  {value_line(name, value.type, value.place.mesh)}" for name, value in lost]
         shown = "\n".join(listed[:16] + [f"and {len(listed) - 16} more"] * (len(listed) > 16))
         over = {name for _, value in lost for name in value.type.layout.mesh_dims}
         advice = "mesh.snapshots(every=10) has another worker keep a copy of such tensors."
-        if self._snapshots is not None:
+        if self.kept_snapshots is not None:
             advice = "The workers that kept copies of them have ended too: mesh.snapshots(every=10, copies=2) has more."
         return (
             f"{len(lost)} tensor{'s' * (len(lost) != 1)} of {self._mesh} cannot be restored: {who}",

@@ -69,7 +69,7 @@ class Snapshots:
         mesh = state.mesh
         each = self._each = mesh.workers // hosts if hosts > 1 else 1
         step = each
-        self._keepers = [[(rank + step * at) % mesh.workers for at in range(1, copies + 1)] for rank in _ranks(mesh)]
+        self.keepers = [[(rank + step * at) % mesh.workers for at in range(1, copies + 1)] for rank in _ranks(mesh)]
         """By rank, the workers that keep copies of its blocks: on other hosts, where there are several."""
         self.due = True
         self._whole: _Whole | None = None
@@ -142,7 +142,7 @@ class Snapshots:
             pieces = deque[bytes]()
             for place, alone in _alone_by_place(values, self._each).items():
                 for at in range(self.copies):
-                    pairs = tuple((rank, self._keepers[rank][at]) for rank in place.ranks)
+                    pairs = tuple((rank, self.keepers[rank][at]) for rank in place.ranks)
                     pieces.extend(copies(alone, place.mesh, pairs, wire.SEND, [taken.number]))
             at_once = -(-len(pieces) // max(1, self.every // 2))
             taken.values, taken.pieces, taken.at_once = values, pieces, at_once
@@ -191,7 +191,7 @@ class Snapshots:
         if whole is None or any(step.lost for step, _ in self._log) or not needed <= self.made():
             return None
         lacking = [rank for rank in _ranks(self._mesh) if rank not in self._holders]
-        keepers = {rank: next((at for at in self._keepers[rank] if at in self._holders), None) for rank in lacking}
+        keepers = {rank: next((at for at in self.keepers[rank] if at in self._holders), None) for rank in lacking}
         by_pairs: dict[tuple[Pairs, MeshSpec], dict[int, TensorType]] = {}
         alone: dict[int, Located] = {}
         for id, value in whole.values.items():

@@ -34,14 +34,14 @@ _RECORD_BYTES = 128 << 10
 class Storing(ABC):
     """The part of `executor.MeshExecutor` that concerns files."""
 
-    _connection: Connection
-    _state: ControllerState
+    connection: Connection
+    state: ControllerState
     _replies: Replies
     _mesh: MeshSpec
     place: Place
     _lock: threading.RLock
     _handles: Handles
-    _snapshots: Snapshots | None
+    kept_snapshots: Snapshots | None
     _types: dict[TensorType, TensorType]
     _freed: deque[int]
 
@@ -70,11 +70,11 @@ class Storing(ABC):
         place = self.place if part is None else part.place
         where = None if part is None else place_text(place)
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             remotes = []
             for handle, pieces in values:
                 remote = self._own(handle, "a value that is saved", part)
-                self._state.refuse_donated(remote, "a value that is saved")
+                self.state.refuse_donated(remote, "a value that is saved")
                 listed = [
                     [place.ranks[each.rank], each.file, each.offset, each.dim, each.start, each.length]
                     for each in pieces
@@ -88,8 +88,8 @@ class Storing(ABC):
                 step = Step("save")
                 writing.steps.append(step)
                 job = {"save": number, "values": group, "last": at == len(groups) - 1, "place": where}
-                self._connection.command(step, wire.pack_json(wire.WRITE, job))
-            self._connection.publish()
+                self.connection.command(step, wire.pack_json(wire.WRITE, job))
+            self.connection.publish()
             self._writing = self._writing or weakref.WeakSet()
             self._writing.add(writing)
             return writing
@@ -102,11 +102,11 @@ class Storing(ABC):
         mesh, place = owner.place.mesh, None if part is None else part.place
         where = None if place is None else place_text(place)
         with self._lock:
-            self._connection.enter()
+            self.connection.enter()
             self._flush_freed()
             total = sum(worker_bytes(type_, mesh) for type_, *_ in tensors) * mesh.workers
             memory.require(total, f"loading tensors on {mesh.workers} workers", memory.available_bytes)
-            base = self._state.handles(len(tensors))
+            base = self.state.handles(len(tensors))
             made: list[Remote] = []
             described = []
             for id, (type_, name, blocks) in enumerate(tensors, base):
@@ -120,10 +120,10 @@ class Storing(ABC):
                 for id in ids:
                     made[id - base].step = step
                 # Never given again: other values may stand in the files by then.
-                self._connection.command(step, wire.pack_json(wire.READ, {"place": where, "tensors": group}))
-            self._connection.publish()
-            if self._snapshots is not None:
-                self._snapshots.due = True
+                self.connection.command(step, wire.pack_json(wire.READ, {"place": where, "tensors": group}))
+            self.connection.publish()
+            if self.kept_snapshots is not None:
+                self.kept_snapshots.due = True
                 self._go_on_with_snapshots()
             return [*made]
 
@@ -154,12 +154,12 @@ class Storing(ABC):
         step = Step("saved")
         try:
             with self._lock:
-                self._connection.enter()
+                self.connection.enter()
                 self._ask(step, wire.numbers(wire.WRITTEN, writing.number, stop))
-            self._connection.gather(step, set(range(self._mesh.workers)))
+            self.connection.gather(step, set(range(self._mesh.workers)))
             with self._lock:
                 for each in (*writing.steps, step):
-                    self._state.check(each)
+                    self.state.check(each)
                 return dict(self._replies.of(step.sequence))
         finally:
             with self._lock:

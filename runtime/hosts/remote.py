@@ -78,7 +78,7 @@ class RemoteConnection(Connection):
             )
         super().__init__(mesh, lost)
         self.actor_processes = actor_processes
-        self._tree = tree
+        self.tree = tree
         self.hosts = hosts
         self._each = mesh.workers // hosts
         self._inbox = inbox = Inbox(tree, next(_meshes), places)
@@ -125,7 +125,7 @@ class RemoteConnection(Connection):
         """Have the host of a place start its workers, for a session whose first command has this number."""
         head = {"host": place, "first": first, "actor_processes": self._actor_processes(place)}
         host = self._inbox.hosts[place]
-        self._tree.send(Message("start", self._inbox.number, head={**self._head, **head}), hosts=[host])
+        self.tree.send(Message("start", self._inbox.number, head={**self._head, **head}), hosts=[host])
 
     def _join(self) -> None:
         """Have the workers on different hosts find each other."""
@@ -192,7 +192,7 @@ class RemoteConnection(Connection):
         if "place" in head:
             taken = [place for place in taken if place == head["place"]]
         elif taken and len(taken) == inbox.hosts.count(host):  # it has started them, and they cannot go on
-            self._tree.send(Message("stop", inbox.number), hosts=[host])
+            self.tree.send(Message("stop", inbox.number), hosts=[host])
         else:
             taken = []
         self._put_back(taken)
@@ -214,7 +214,7 @@ class RemoteConnection(Connection):
         """The bytes of its file: checked, and its kernels built, where they arrive."""
         return plan_bytes(plan)
 
-    def _try(
+    def try_to_give(
         self, step: Step, last: Step, record: bytes | Callable[[int], bytes], parts: Sequence[Any], plan: bytes
     ) -> bool:
         state, finished, command = self.state, self.state.finished_commands, last.sequence + 1
@@ -236,7 +236,7 @@ class RemoteConnection(Connection):
         self._items[_END:], state.last, done = given if state.last is last else (not_given, state.last, False)
         return done
 
-    def _taken(self, step: Step) -> None:
+    def taken(self, step: Step) -> None:
         self._ring.take(*step.at, step.sequence)
 
     def publish(self) -> None:
@@ -301,7 +301,7 @@ class RemoteConnection(Connection):
             self._suspect = (time.monotonic() + _EXPLAIN_SECONDS, f"the connection between {link}: {head['why']}")
 
     def _address(self, host: int) -> str:
-        return self._tree.hosts[host].address
+        return self.tree.hosts[host].address
 
     def _address_at(self, place: int) -> str:
         return self._address(self._inbox.hosts[place])
@@ -434,7 +434,7 @@ class RemoteConnection(Connection):
 
     def say(self, rank: int, packet: bytes) -> None:
         host = self._inbox.hosts[rank // self._each]
-        self._tree.send(Message("say", self._inbox.number, head={"rank": rank}, data=packet), hosts=[host])
+        self.tree.send(Message("say", self._inbox.number, head={"rank": rank}, data=packet), hosts=[host])
 
     def _hear(self) -> None:
         self.refresh()
@@ -458,8 +458,8 @@ class RemoteConnection(Connection):
             moving, before = set(self._moving), inbox.number
             self._before |= {place: inbox.hosts[place] for place in lost if place not in self._before}
             inbox.number, inbox.hosts = next(_meshes), hosts
-            self._tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
-            self._tree.send(Message("renew", inbox.number, head=head), hosts=there)
+            self.tree.subscribe(inbox.number, inbox.receive, inbox.host_lost)
+            self.tree.send(Message("renew", inbox.number, head=head), hosts=there)
             for place in lost:
                 self._start_at(place, first)
                 host = self._address_at(place)
@@ -470,7 +470,7 @@ class RemoteConnection(Connection):
                 else:
                     logger.warning("%s: workers stay on host %s: no host that has joined takes them", self.mesh, host)
             self._moving.clear()  # whatever comes now: they are there, unless their host refuses them or is lost
-            self._tree.unsubscribe(before)
+            self.tree.unsubscribe(before)
         self._join()
         self._before.clear()
 
@@ -482,7 +482,7 @@ class RemoteConnection(Connection):
         if not lost:
             return hosts
         dead = [place for place in lost if place not in self._moving]
-        alive = [host for host in range(len(self._tree.hosts)) if host not in inbox.lost]
+        alive = [host for host in range(len(self.tree.hosts)) if host not in inbox.lost]
         unused = [host for host in alive if host not in hosts]
         spares = [host for host in unused if host not in self._refused]
         crowded = [host for host in alive if host in hosts]
@@ -507,7 +507,7 @@ class RemoteConnection(Connection):
     @property
     def free_hosts(self) -> int:
         taken = {*self._inbox.hosts, *self._inbox.lost, *self._refused}
-        return len(set(range(self._joining, len(self._tree.hosts))) - taken)
+        return len(set(range(self._joining, len(self.tree.hosts))) - taken)
 
     def move(self, ranks: Collection[int]) -> bool:
         chosen: dict[int, range] = {}

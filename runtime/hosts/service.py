@@ -106,7 +106,7 @@ class HostService:
         between workers are to use, or None. Without `actors` this host runs workers alone. `end` has the host end."""
         self._reply = reply
         self._across = {"bind": bind, "advertise": advertise, "tls": tls}
-        self._parts: dict[int, list[_Part]] = {}
+        self.parts: dict[int, list[_Part]] = {}
         """By mesh. A host can have several places of one, where others are lost."""
         self._progress = threading.Lock()
         self._actors = actors
@@ -116,13 +116,13 @@ class HostService:
 
     def receive(self, message: Message) -> None:
         if message.kind == "start":
-            parts = self._parts.setdefault(message.mesh, [])
+            parts = self.parts.setdefault(message.mesh, [])
             try:
                 parts.append(_Part(message.mesh, message.head, self._tell, self._across, self._actors))
             except (MonarchError, OSError, RuntimeError) as error:
                 self._refuse(message.mesh, error, place=int(message.head["host"]))
         elif message.kind == "stop":
-            for part in self._parts.pop(message.mesh, []):
+            for part in self.parts.pop(message.mesh, []):
                 part.stop()
             self._reply(Message("stopped", message.mesh))
         elif message.kind == "actors":
@@ -133,17 +133,17 @@ class HostService:
             self._last = True
         else:
             if message.kind == "renew":
-                parts = self._parts.pop(int(message.head["of"]), [])
-                self._parts[message.mesh] = [part for part in parts if part.place not in message.head["left"]]
+                parts = self.parts.pop(int(message.head["of"]), [])
+                self.parts[message.mesh] = [part for part in parts if part.place not in message.head["left"]]
                 for part in parts:
                     if part.place in message.head["left"]:
                         part.stop()
-            for part in self._parts.get(message.mesh, ()):  # one that could not start is told the rest as well
+            for part in self.parts.get(message.mesh, ()):  # one that could not start is told the rest as well
                 part.receive(message)
 
     def _tell(self, message: Message) -> None:
         """What a part says: of progress the least of all parts of its mesh."""
-        parts = self._parts.get(message.mesh, ())
+        parts = self.parts.get(message.mesh, ())
         if message.progress and len(parts) > 1:
             with self._progress:
                 least = tuple(map(min, *[part.told for part in parts]))
@@ -173,8 +173,8 @@ class HostService:
 
     def detached(self) -> None:
         self._end_actors()
-        while self._parts:
-            for part in self._parts.popitem()[1]:
+        while self.parts:
+            for part in self.parts.popitem()[1]:
                 part.stop()
         if self._last:
             self._end()
@@ -213,7 +213,7 @@ class _Part:
             "hosts": hosts,
             **own,
         }
-        self._workers = Workers(
+        self.workers = Workers(
             spec,
             ranks,
             across,
@@ -263,17 +263,17 @@ class _Part:
         except _Stopping:  # a worker has died, which is told by the listener: the mesh takes no commands
             pass
         except OSError as error:  # of a limit: the end of this mesh, and of nothing else
-            self._say("exited", rank=self._workers.ranks[0], how=f"cannot be given a command: {error}")
+            self._say("exited", rank=self.workers.ranks[0], how=f"cannot be given a command: {error}")
 
     def _peers(self, head: dict[str, Any], data: Any) -> None:
         everyone = json.loads(bytes(data))
-        for rank in self._workers.ranks:
+        for rank in self.workers.ranks:
             place = rank % self._each
             counterparts = range(place, len(everyone), self._each)
             peers = {
                 host: {"rank": peer, **everyone[peer]} for host, peer in enumerate(counterparts) if host != self.place
             }
-            self._workers.send(rank, pack({"peers": peers}))
+            self.workers.send(rank, pack({"peers": peers}))
 
     def _load(self, head: dict[str, Any], data: Any) -> None:
         command, number = int(head["command"]), int(head["number"])
@@ -283,18 +283,18 @@ class _Part:
             blob = pack_plan(plan_from_bytes(bytes(data)))
         except PlanError as error:  # for the workers to tell, at each step that would run it
             blob = pickle.dumps((error, None, ()))
-        self._workers.hand(number, blob)
+        self.workers.hand(number, blob)
         record = wire.numbers(wire.LOAD, number, *map(int, head["place"]))
-        self._write(partial(self._workers.ring.write, record, command))
+        self._write(partial(self.workers.ring.write, record, command))
         self._next = command + 1
-        self._workers.ring.publish()
+        self.workers.ring.publish()
 
     def _stage(self, head: dict[str, Any], data: Any) -> None:
         offset = int(head["offset"])
         if offset < 0 or offset + len(data) > STAGING_BYTES:
             raise MonarchError(f"{len(data)} bytes at {offset} are not within the staging area of {STAGING_BYTES}")
         if int(head["command"]) >= self._next:
-            self._workers.stage(offset, data)
+            self.workers.stage(offset, data)
 
     def _commands(self, head: dict[str, Any], data: Any) -> None:
         command, view = int(head["first"]), memoryview(data)
@@ -305,40 +305,40 @@ class _Part:
             record = bytes(view[wire.RECORD.size : wire.RECORD.size + size])
             view = view[wire.RECORD.size + size :]
             if command >= self._next:
-                self._write(partial(self._workers.ring.write, record, command))
+                self._write(partial(self.workers.ring.write, record, command))
                 self._next = command + 1
             command += 1
-        self._workers.ring.publish()
+        self.workers.ring.publish()
 
     def _write(self, write: Callable[[int], None]) -> None:
         """The controller writes only what there is room for, so that it hardly ever has to be waited for here."""
         while True:
             try:
-                write(self._workers.finished())
+                write(self.workers.finished())
                 return
             except Full as full:
-                self._workers.ring.publish()
-                self._workers.wait(full.sequence + 1, self._check)
+                self.workers.ring.publish()
+                self.workers.wait(full.sequence + 1, self._check)
 
     def _check(self, seen: int) -> None:
-        if self._stopping or self._workers.signals.words[signals.DEAD]:
+        if self._stopping or self.workers.signals.words[signals.DEAD]:
             raise _Stopping
 
     def _release(self, head: dict[str, Any], data: Any) -> None:
-        self._workers.signals.store(signals.RELEASED, int(head["step"]))
+        self.workers.signals.store(signals.RELEASED, int(head["step"]))
 
     def _passed(self, head: dict[str, Any], data: Any) -> None:
-        self._workers.signals.advance(signals.PASSED, int(head["command"]))
+        self.workers.signals.advance(signals.PASSED, int(head["command"]))
 
     def _cancel(self, head: dict[str, Any], data: Any) -> None:
         self._workers.stop_steps(int(head["first"]), int(head["behind"]))
 
     def _dead(self, head: dict[str, Any], data: Any) -> None:
-        self._workers.mark_dead(int(head["rank"]))
+        self.workers.mark_dead(int(head["rank"]))
 
     def _say_to(self, head: dict[str, Any], data: Any) -> None:
-        if int(head["rank"]) in self._workers.ranks:
-            self._workers.send(int(head["rank"]), bytes(data))
+        if int(head["rank"]) in self.workers.ranks:
+            self.workers.send(int(head["rank"]), bytes(data))
 
     def _renew(self, head: dict[str, Any], data: Any) -> None:
         self._joined, self._links, self._next = {}, {}, int(head["first"])
@@ -346,7 +346,7 @@ class _Part:
         self.told = (-1, -1)
         self._exits.clear()
         try:
-            self._workers.renew(self._next, [int(rank) for rank in head["ranks"]])
+            self.workers.renew(self._next, [int(rank) for rank in head["ranks"]])
         except MonarchError as error:
             self._say("refused", message=error.message, hint=error.hint)
 
@@ -358,17 +358,17 @@ class _Part:
             self._say("measured", bytes(measured_part(memoryview(buffer))), rank=rank)
 
     def _count_links(self, head: dict[str, Any], data: Any) -> None:
-        self._say("counted", messages=self._workers.link_messages())
+        self._say("counted", messages=self.workers.link_messages())
 
     def _look_at_workers(self, head: dict[str, Any], data: Any) -> None:
         def look() -> None:  # may take seconds
-            seen = {rank: astuple(each) for rank, each in self._workers.seen().items()}
+            seen = {rank: astuple(each) for rank, each in self.workers.seen().items()}
             self._say("seen", json.dumps(seen).encode())
 
         threading.Thread(target=look, name="monarch look", daemon=True).start()
 
     def _weigh_workers(self, head: dict[str, Any], data: Any) -> None:
-        self._say("memory", json.dumps(self._workers.memory()).encode())
+        self._say("memory", json.dumps(self.workers.memory()).encode())
 
     # -- up --------------------------------------------------------------------------------------------------------
 
@@ -380,33 +380,33 @@ class _Part:
         command counts as finished."""
         try:
             while True:
-                finished = self._workers.finished()
+                finished = self.workers.finished()
                 self._look()
-                over = self._workers.over()
+                over = self.workers.over()
                 if (finished, over) != self.told:
                     self.told = (finished, over)
                     self._reply(Message("progress", self._number, progress=(finished, over)))
-                self._workers.wait(finished + 1, self._while_waiting)
+                self.workers.wait(finished + 1, self._while_waiting)
         except _Stopping:
             pass
         except BaseException as error:
-            self._say("exited", rank=self._workers.ranks[0], how=f"can no longer be heard: {error}")
+            self._say("exited", rank=self.workers.ranks[0], how=f"can no longer be heard: {error}")
             raise
 
     def _while_waiting(self, seen: int) -> None:
         finished, over = self.told
         self._look()
-        if self._workers.over() > over:
-            self.told = (finished, self._workers.over())
+        if self.workers.over() > over:
+            self.told = (finished, self.workers.over())
             self._reply(Message("progress", self._number, progress=self.told))
 
     def _look(self) -> None:
         if self._stopping:
             raise _Stopping
-        if (behind := self._workers.behind()) > self._behind:
+        if (behind := self.workers.behind()) > self._behind:
             self._behind = behind
             self._say("behind", command=behind)
-        for rank, packet, file in self._workers.packets():
+        for rank, packet, file in self.workers.packets():
             kind, _ = wire.UP_HEAD.unpack_from(packet)
             if kind == wire.STARTUP:
                 self._startup(rank, unpack(packet))
@@ -418,12 +418,12 @@ class _Part:
                     self._say("packet", b"".join((packet, contents)), rank=rank)
             else:
                 self._say("packet", packet, rank=rank)
-        for exit in self._workers.exits():
+        for exit in self.workers.exits():
             if self._exits.get(exit.rank) is not exit:
                 self._exits[exit.rank] = exit
-                self._say("exited", Results.at(self._workers.window, exit.rank).contents(), **exit._asdict())
-        if self._workers.lost_at_once:
-            self._say("exited", rank=self._workers.ranks[0], how="has lost the process that it was forked from")
+                self._say("exited", Results.at(self.workers.window, exit.rank).contents(), **exit._asdict())
+        if self.workers.lost_at_once:
+            self._say("exited", rank=self.workers.ranks[0], how="has lost the process that it was forked from")
             raise _Stopping
 
     def _startup(self, rank: int, what: dict[str, Any]) -> None:
@@ -446,4 +446,4 @@ class _Part:
     def stop(self) -> None:
         self._stopping = True
         self._listener.join()
-        self._workers.stop()
+        self.workers.stop()

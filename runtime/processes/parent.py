@@ -55,7 +55,7 @@ class WarmParent:
         """What has been read, and not been handed out yet."""
         self._next = 0
         self._fresh: subprocess.Popen[bytes] | None = None
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         controller = os.getpid()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -118,12 +118,12 @@ class WarmParent:
             for first in range(0, len(ranks), batch):
                 request["ranks"] = list(ranks[first : first + batch])
                 handed = [shared, *(fd for own in files[first : first + batch] for fd in own)]
-                socket.send_fds(self._socket, [json.dumps(request).encode()], handed)
+                socket.send_fds(self.channel, [json.dumps(request).encode()], handed)
             return number
 
     def fileno(self) -> int:
         """The socket on which the warm parent speaks: readable when `read` has something to do."""
-        return self._socket.fileno()
+        return self.channel.fileno()
 
     def read(self, seconds: float = 0.0) -> bool:
         """Hand out the next thing that was said, about whichever mesh. False where nothing came."""
@@ -133,7 +133,7 @@ class WarmParent:
                     return False
                 with suppress(ConnectionError):
                     # In one call, so that no signal's handler comes between a packet's leaving the socket and this.
-                    self._packets.extend(map(self._socket.recv, (PACKET_BYTES,)))
+                    self._packets.extend(map(self.channel.recv, (PACKET_BYTES,)))
             if not self._packets or not self._packets[0]:
                 self.alive = False
                 return False
@@ -159,7 +159,7 @@ class WarmParent:
     def ask_to_stop(self, mesh: int) -> None:
         """Have the mesh's processes killed, without waiting: its inbox hears of it."""
         with self.lock, suppress(OSError):
-            self._socket.send(json.dumps({"do": "stop", "mesh": mesh}).encode())
+            self.channel.send(json.dumps({"do": "stop", "mesh": mesh}).encode())
 
     def forget(self, mesh: int) -> None:
         with self.lock:
@@ -167,7 +167,7 @@ class WarmParent:
 
     def _readable(self, seconds: float) -> bool:
         poll = select.poll()
-        poll.register(self._socket, select.POLLIN)
+        poll.register(self.channel, select.POLLIN)
         return bool(poll.poll(seconds * 1000))
 
     def stop(self, mesh: int) -> None:
@@ -193,17 +193,17 @@ class WarmParent:
         may have been stopped."""
         # Closing this end would not do: children of this process that others have forked hold copies of it.
         with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
+            self.channel.shutdown(socket.SHUT_RDWR)
         with self.lock:
             self.alive = False
-            self._socket.close()
+            self.channel.close()
             if not self._ended(_CLOSE_SECONDS):
                 self._kill()
 
     def drop(self) -> None:
         """In a forked child of the controller: the process is not this one's, and neither is its socket."""
         self.alive = False
-        self._socket.close()
+        self.channel.close()
 
     def go_on(self) -> None:
         """Continue a warm parent that a signal has stopped: it would fork nothing, and tell of no death."""
@@ -253,7 +253,7 @@ class WarmParent:
         if not self.alive or self.is_stopped:
             return False
         poll = select.poll()
-        poll.register(self._socket, 0)  # to hear of its end alone
+        poll.register(self.channel, 0)  # to hear of its end alone
         return not poll.poll(0)
 
 

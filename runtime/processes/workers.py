@@ -121,7 +121,7 @@ class Workers:
         self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
         self._number = number
         self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
-        self._exits: dict[int, Exit] = {}
+        self.reported: dict[int, Exit] = {}
         self._ended: set[int] = set()
         """Whose processes had ended at the last look of `missed`."""
         self._look_at = 0.0
@@ -162,7 +162,7 @@ class Workers:
         here = [rank for rank in ranks if rank in self.ranks]
         for rank in here:  # before the new ones can say anything
             self.pids.pop(rank, None)
-            self._exits.pop(rank, None)
+            self.reported.pop(rank, None)
         if here:
             null = os.open(os.devnull, os.O_RDONLY)  # who forks them has the memory
             try:
@@ -307,11 +307,11 @@ class Workers:
     def exits(self, seconds: float = 0.0) -> list[Exit]:
         """The workers that have ended, of those that were started last. Waits up to `seconds` for news where it knows
         of none."""
-        inbox = self._processes.messages(self._number, 0.0 if self._exits else seconds)
+        inbox = self._processes.messages(self._number, 0.0 if self.reported else seconds)
         while inbox:
             self._note(message := inbox[0])  # where this is interrupted, it comes again
             drop(inbox, message)
-        return list(self._exits.values())
+        return list(self.reported.values())
 
     def _note(self, message: dict[str, Any]) -> None:
         rank = message.get("rank", -1)
@@ -319,7 +319,7 @@ class Workers:
             self.pids[rank] = message["pid"]
         elif message["is"] == "exited" and ("status" not in message or rank in self.pids):  # or else it is another's
             how = message["how"] if "how" in message else how_ended(message["status"])
-            self._exits.setdefault(rank, Exit(rank, how, message.get("status"), message.get("log", "")))
+            self.reported.setdefault(rank, Exit(rank, how, message.get("status"), message.get("log", "")))
 
     def missed(self) -> list[Exit]:
         """The workers that ended a while ago, though `exits` has not said so. Looks once a second at most."""

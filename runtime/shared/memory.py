@@ -13,7 +13,7 @@ from pathlib import Path
 
 from monarch.compiler.plan import MonarchError
 
-_CGROUP = Path("/sys/fs/cgroup")
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
@@ -21,7 +21,7 @@ def available_bytes() -> int | None:
 
     None where neither can be read.
     """
-    limits = [_meminfo(), _cgroup("memory.max", "memory.current"), _cgroup_v1()]
+    limits = [_meminfo(), cgroup("memory.max", "memory.current"), _cgroup_v1()]
     known = [limit for limit in limits if limit is not None]
     return min(known) if known else None
 
@@ -48,7 +48,7 @@ def _meminfo() -> int | None:
     return None
 
 
-def _cgroup(limit: str, used: str, folder: Path = _CGROUP) -> int | None:
+def cgroup(limit: str, used: str, folder: Path = CGROUP) -> int | None:
     try:
         most, now = (folder / limit).read_text().strip(), (folder / used).read_text().strip()
     except OSError:
@@ -57,7 +57,7 @@ def _cgroup(limit: str, used: str, folder: Path = _CGROUP) -> int | None:
 
 
 def _cgroup_v1() -> int | None:
-    return _cgroup("memory.limit_in_bytes", "memory.usage_in_bytes", _CGROUP / "memory")
+    return cgroup("memory.limit_in_bytes", "memory.usage_in_bytes", CGROUP / "memory")
 
 
 def require(size: int, what: str, available: Callable[[], int | None] = available_bytes) -> None:

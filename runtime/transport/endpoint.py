@@ -29,8 +29,8 @@ from monarch.runtime.transport.streams import Ends, LocalStream, Stream, TlsStre
 
 _log = logging.getLogger("monarch.transport")
 
-_GREETINGS = 64  # connections in the handshake at once; the oldest goes for a new one
-_GREETING_SECONDS = 5.0
+GREETINGS = 64  # connections in the handshake at once; the oldest goes for a new one
+GREETING_SECONDS = 5.0
 _PAUSE = 0.5
 _CLOSING = 4.0
 
@@ -53,7 +53,7 @@ class Registration:
     def drop_soon(self) -> None:
         """Have it dropped by the I/O thread. Takes no locks, so it may be called from a finalizer."""
         try:
-            self._endpoint._loop.call(self.drop)
+            self._endpoint.loop.call(self.drop)
         except MonarchError:
             pass  # the endpoint is closed, and has dropped it
 
@@ -119,9 +119,9 @@ class Endpoint:
         self._closed = False
         self._forgotten = False
         self._regions = Regions()
-        self._loop = Loop(f"monarch-transport-{process[:8]}")
+        self.loop = Loop(f"monarch-transport-{process[:8]}")
         host = sockets.host_identity()
-        context = EndpointContext(process, host, self._loop, self._regions)
+        context = EndpointContext(process, host, self.loop, self._regions)
         self._transports: dict[str, Transport] = {}
         self._unavailable: dict[str, str] = {}
         for name in transports:
@@ -147,7 +147,7 @@ class Endpoint:
                 listener.close()
             for transport in self._transports.values():
                 transport.close()
-            self._loop.close()
+            self.loop.close()
             raise
         self.address = Address(process, host, offers)
         for listener in self._listeners:
@@ -208,15 +208,15 @@ class Endpoint:
         self._regions.remove(owned)
         for transport in self._transports.values():
             transport.drop(owned)
-        if not self._loop.here():
+        if not self.loop.here():
             # What is being received into it ends before the I/O thread gets here; what is being sent, with the frame.
-            self._loop.run(lambda: None)
+            self.loop.run(lambda: None)
             for link in self.links:
                 link.await_unread(owned)
 
     def fetch_add(self, region: Region, offset: int, value: int) -> int:
         """On a region of this endpoint itself; atomic with what comes over links."""
-        return self._loop.run(
+        return self.loop.run(
             lambda: self._regions.fetch_add(
                 self._regions.word(region.number, bytes.fromhex(region.key), offset), offset, value
             )
@@ -224,7 +224,7 @@ class Endpoint:
 
     def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> int:
         """On a region of this endpoint itself; atomic with what comes over links."""
-        return self._loop.run(
+        return self.loop.run(
             lambda: self._regions.compare_swap(
                 self._regions.word(region.number, bytes.fromhex(region.key), offset), offset, expected, desired
             )
@@ -243,7 +243,7 @@ class Endpoint:
         """Make a link. `secret` is the peer's (this endpoint's own where it is not given). Raises MonarchError, which
         says what was tried, and what `check` raises."""
         self._check_open()
-        if self._loop.here():
+        if self.loop.here():
             raise MonarchError("an endpoint cannot connect on its own I/O thread")
         deadline = time.monotonic() + timeout
         reasons = [f"{name}: {self._unavailable[name]}" for name in self._preference if name in self._unavailable]
@@ -296,7 +296,7 @@ class Endpoint:
             except BaseException:
                 stream.close()
                 raise
-            stream.ends = Ends(address, self._loop, self._regions, 2, self._ended)
+            stream.ends = Ends(address, self.loop, self._regions, 2, self._ended)
             return stream
         raise Unsuitable("the peer is on another host" if address.host != self.address.host else "the peer has none")
 
@@ -336,9 +336,9 @@ class Endpoint:
             if not agreed:
                 transport.withdraw(offer)
         try:
-            greeting.drive(_tell({"use": True}), stream, deadline, check)
+            greeting.drive(announce({"use": True}), stream, deadline, check)
         except BaseException:
-            self._loop.run(lambda: link.ended(LinkLost("the peer does not know that it is used")))
+            self.loop.run(lambda: link.ended(LinkLost("the peer does not know that it is used")))
             raise
         return link
 
@@ -348,7 +348,7 @@ class Endpoint:
             if not closed:
                 self._links.append(link)
         if closed:
-            self._loop.run(lambda: link.ended(LinkLost("the endpoint is closed")))
+            self.loop.run(lambda: link.ended(LinkLost("the endpoint is closed")))
             link.stream.close()
             raise MonarchError("the endpoint is closed")
         link.open()
@@ -364,7 +364,7 @@ class Endpoint:
     # -- accepting, on the I/O thread ------------------------------------------------------------------------------
 
     def _listen(self, listener: socket.socket) -> None:
-        self._loop.watch(listener.fileno(), select.EPOLLIN, lambda events: self._accept(listener))
+        self.loop.watch(listener.fileno(), select.EPOLLIN, lambda events: self._accept(listener))
 
     def _accept(self, listener: socket.socket) -> None:
         while True:
@@ -375,18 +375,16 @@ class Endpoint:
             except OSError as error:
                 # Out of descriptors, most likely: try again later, instead of at once and for ever.
                 _log.warning("cannot accept connections for %g s: %s", _PAUSE, error.strerror)
-                self._loop.unwatch(listener.fileno())
-                self._loop.later(_PAUSE, lambda: None if self._closed else self._listen(listener))
+                self.loop.unwatch(listener.fileno())
+                self.loop.later(_PAUSE, lambda: None if self._closed else self._listen(listener))
                 return
             stream = self._admitted(sock)
             if stream is None:
                 continue
-            if len(self._greetings) >= _GREETINGS:
+            if len(self._greetings) >= GREETINGS:
                 next(iter(self._greetings)).drop("others came while it did not prove who it is")
             who = "a local process" if stream.kind == "local" else f"{where[0]} port {where[1]}"
-            greeted = greeting.Greeting(
-                self._loop, stream, self._welcome(stream), who, _GREETING_SECONDS, self._greeted
-            )
+            greeted = greeting.Greeting(self.loop, stream, self._welcome(stream), who, GREETING_SECONDS, self._greeted)
             self._greetings[greeted] = None
 
     def _admitted(self, sock: socket.socket) -> Stream | None:
@@ -430,7 +428,7 @@ class Endpoint:
                         peer = Address.from_json(message.get("address"))
                         if peer.process != process:
                             raise HandshakeFailed("its address is not that of the process that it proved to be")
-                        stream.ends = Ends(peer, self._loop, self._regions, 1, self._ended)
+                        stream.ends = Ends(peer, self.loop, self._regions, 1, self._ended)
                     transport = self._transports.get(str(name))
                     if transport is None:
                         raise Unsuitable(self._unavailable.get(str(name), "it is not in use there"))
@@ -474,7 +472,7 @@ class Endpoint:
             if self._closed:
                 return
             self._closed = True
-        self._loop.run(self._stop_accepting)
+        self.loop.run(self._stop_accepting)
         links = self.links
         for link in links:
             link.begin_to_close()
@@ -485,7 +483,7 @@ class Endpoint:
             self._drop(owned)
         for transport in self._transports.values():
             transport.close()
-        self._loop.close()
+        self.loop.close()
         _endpoints.discard(self)
 
     def __enter__(self) -> Endpoint:
@@ -496,7 +494,7 @@ class Endpoint:
 
     def _stop_accepting(self) -> None:
         for listener in self._listeners:
-            self._loop.unwatch(listener.fileno())
+            self.loop.unwatch(listener.fileno())
             listener.close()
         for greeted in list(self._greetings):
             greeted.drop("the endpoint is closed")
@@ -515,7 +513,7 @@ class Endpoint:
             greeted.stream.close()
         for link in self._links:
             link.forget()
-        self._loop.forget()
+        self.loop.forget()
 
 
 # -- helpers -----------------------------------------------------------------------------------------------------------
@@ -526,7 +524,7 @@ def _ask(message: dict[str, Any], files: Sequence[int]) -> Steps:
     return (yield from handshake.read_message())
 
 
-def _tell(message: dict[str, Any]) -> Steps:
+def announce(message: dict[str, Any]) -> Steps:
     yield handshake.write_message(message)
 
 

@@ -20,7 +20,7 @@ _log = logging.getLogger("monarch.transport")
 
 Value = TypeVar("Value")
 
-_LOOK_SECONDS = 1.0
+LOOK_SECONDS = 1.0
 """How often who waits for the thread looks whether there is one."""
 
 
@@ -112,7 +112,7 @@ class Loop:
         self._start()
         self._ring()
         # The thread takes calls in turn, and no callback waits for long: this ends as long as there is the thread.
-        while not done.wait(_LOOK_SECONDS):
+        while not done.wait(LOOK_SECONDS):
             if self._has_died() and not done.is_set():
                 raise MonarchError(f"the thread {self._name} has ended", hint="its traceback is on standard error.")
         if errors:

@@ -65,6 +65,13 @@ def make(endpoint: Callable[..., Endpoint]) -> Endpoint:
     return made
 
 
+def forget() -> None:
+    """The endpoint has been closed: the next one may be configured anew."""
+    global _made
+    _made = None
+    _options.clear()
+
+
 def _after_fork() -> None:
     global _made, lock
     _made = None

@@ -298,12 +298,12 @@ class ShmLink(StreamLink):
         self._transport = transport
         self._pid = pid
         self._obstacle = obstacle
-        self._reaches: dict[str, Reach] = {}
+        self.reaches: dict[str, Reach] = {}
         self._found: dict[int, Reach] = {}
         self._asking = threading.Lock()
         # Where frames that store something may still be under way: what is done directly must not overtake them. A new
         # tuple for each, made once it is sent, so that who has waited for others takes nothing away.
-        self._behind: tuple[Region] | None = None
+        self.behind: tuple[Region] | None = None
         self._marking = threading.Lock()
 
     @property
@@ -358,10 +358,10 @@ class ShmLink(StreamLink):
         return FINISHED
 
     def at_once(self, what: Literal["get", "put"], memory: Memory, region: Region, offset: int = 0) -> Work | None:
-        reach = self._reaches.get(region.key)
+        reach = self.reaches.get(region.key)
         if reach is None or reach.number != region.number or reach.dropped or reach.kind not in ("file", "memory"):
             return None
-        if self._behind is not None or buffers.size_of(memory) > _AT_ONCE or buffers.device_of(memory) != "cpu":
+        if self.behind is not None or buffers.size_of(memory) > _AT_ONCE or buffers.device_of(memory) != "cpu":
             return None
         view = view_of(memory, writable=what == "get")
         self.check(region, offset, view.nbytes)
@@ -383,14 +383,14 @@ class ShmLink(StreamLink):
         if reach.kind == "stream":
             return view, region, offset
         if signal is None:
-            if self._behind is not None:
+            if self.behind is not None:
                 self._await_frames()
             self._copy(reach, reach.write, offset, view)
             return None
         word = reach if signal.region is region else self._reach(signal.region)
         if word.kind != "file" and view.nbytes <= _SMALL:
             return view, region, offset  # one frame is less than a copy and a frame
-        if self._behind is not None:
+        if self.behind is not None:
             self._await_frames()
         # Who is refused has written nothing, so the word is looked at first.
         word.enter(signal.offset, WORD)
@@ -427,10 +427,10 @@ class ShmLink(StreamLink):
     def _mark(self, region: Region) -> None:
         """Frames were sent."""
         with self._marking:
-            self._behind = (region,)
+            self.behind = (region,)
 
     def _await_frames(self) -> None:
-        behind = self._behind
+        behind = self.behind
         if behind is not None:
             # Whatever the answer is, all that was sent before has been done.
             try:
@@ -438,8 +438,8 @@ class ShmLink(StreamLink):
             except AccessRefused:
                 pass
             with self._marking:
-                if self._behind is behind:
-                    self._behind = None
+                if self.behind is behind:
+                    self.behind = None
 
     def _failed(self, error: AccessRefused) -> Pending:
         work = Pending()
@@ -449,13 +449,13 @@ class ShmLink(StreamLink):
     # -- reaching regions ------------------------------------------------------------------------------------------
 
     def _reach(self, region: Region) -> Reach:
-        reach = self._reaches.get(region.key)
+        reach = self.reaches.get(region.key)
         if reach is None or reach.number != region.number or reach.dropped:
             if self.loop.here():
                 raise MonarchError("a region cannot be reached for the first time from the I/O thread")
             # One at a time: were a region mapped twice, dropping it would wait for one of the two.
             with self._asking:
-                reach = self._reaches.get(region.key)
+                reach = self.reaches.get(region.key)
                 if reach is None or reach.number != region.number or reach.dropped:
                     reach = self._ask_for(region)
         return reach
@@ -555,14 +555,14 @@ class ShmLink(StreamLink):
             reach = Reach(number, size)
         reach.words = message["words"] is True
         self._found[work.number] = reach
-        self._reaches[str(message["key"])] = reach
+        self.reaches[str(message["key"])] = reach
         work.finish()
 
     def _let_go(self, number: int, work: int) -> None:
         """The owner drops a region: answer when nobody here copies any more."""
-        for key, reach in list(self._reaches.items()):
+        for key, reach in list(self.reaches.items()):
             if reach.number == number:
-                del self._reaches[key]
+                del self.reaches[key]
                 reach.drop(functools.partial(self._gone_from, reach, work))
                 return
         self.tell({"dropped": number, "work": work})
@@ -573,7 +573,7 @@ class ShmLink(StreamLink):
 
     def ended(self, error: LinkLost) -> None:
         self._transport.release_all(self)
-        for reach in self._reaches.values():
+        for reach in self.reaches.values():
             reach.drop(reach.free)
-        self._reaches.clear()
+        self.reaches.clear()
         super().ended(error)

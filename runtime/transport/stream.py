@@ -63,9 +63,9 @@ _SCRATCH = 256 << 10
 _LARGEST = 1 << 48
 _LARGEST_TEXT = 1 << 20
 _MOST_WAITING = 1 << 16
-_MOST_UNDER_WAY = 1 << 14
+MOST_UNDER_WAY = 1 << 14
 ROUNDS = 64  # reads of one link, before others have their turn
-_CLOSING = 2.0
+CLOSING = 2.0
 
 
 class StreamLink:
@@ -171,7 +171,7 @@ class StreamLink:
         """End the link, once what was sent before has been handed to the system. Works that are not finished end with
         LinkLost, here and at the peer."""
         self.begin_to_close()
-        self.await_end(_CLOSING + 1)
+        self.await_end(CLOSING + 1)
 
     def begin_to_close(self) -> None:
         """Close, and do not wait for the end."""
@@ -185,8 +185,8 @@ class StreamLink:
         it does not, which only a defect can cause, the log says so."""
         if not self.loop.here() and not self._gone.wait(seconds):
             self.lose(LinkLost(f"the link to {self.name} over {self.transport} was closed here"))
-            if not self._gone.wait(_CLOSING):
-                _log.warning("%r was closed %g s ago, and its socket is not given back", self, _CLOSING)
+            if not self._gone.wait(CLOSING):
+                _log.warning("%r was closed %g s ago, and its socket is not given back", self, CLOSING)
 
     def await_unread(self, owned: Owned) -> None:
         """Return once nothing is read any more from memory that was dropped."""
@@ -218,7 +218,7 @@ class StreamLink:
 
     def work(self, keep: Any = None) -> LinkWork:
         """A new work that ends with the link."""
-        if len(self._works) >= _MOST_UNDER_WAY and not self.loop.here():
+        if len(self._works) >= MOST_UNDER_WAY and not self.loop.here():
             # The owner keeps an answer for each of them until it is read.
             self._await_oldest()
         number = next(self._numbers)
@@ -565,7 +565,7 @@ class StreamLink:
         self._reply(plain(CLOSE))
         # The peer closes its end when it has read that, and everything before it; one that does not is not waited for.
         closed = LinkLost(f"the link to {self.name} over {self.transport} was closed here")
-        self.loop.later(_CLOSING, lambda: self.lose(closed))
+        self.loop.later(CLOSING, lambda: self.lose(closed))
 
     def _bury(self) -> None:
         error = self._error

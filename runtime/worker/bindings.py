@@ -1,7 +1,7 @@
 """What an instruction's op name stands for: the cheapest callable with the op's meaning.
 
 An ATen overload can be called in several ways. `torch.ops` parses its arguments by schema, which takes about half a
-microsecond longer than the functions and methods that Python users call; for the ops in `_DIRECT` those take the same
+microsecond longer than the functions and methods that Python users call; for the ops in `DIRECT` those take the same
 positional arguments and mean the same (tested op by op against `torch.ops`).
 """
 
@@ -25,7 +25,7 @@ _FUNCTIONS = """
 """.split()
 _METHODS = "expand.default view.default copy_.default add_.Tensor mul_.Tensor addcmul_.default addcdiv_.default".split()
 
-_DIRECT: dict[str, Callable[..., Any]] = {
+DIRECT: dict[str, Callable[..., Any]] = {
     **{f"aten.{name}": getattr(torch._C._VariableFunctions, name.split(".")[0]) for name in _FUNCTIONS},
     **{f"aten.{name}": getattr(torch._C.TensorBase, name.split(".")[0]) for name in _METHODS},
 }
@@ -37,10 +37,10 @@ def resolve_into(op: str) -> tuple[Callable[..., Any], str]:
     form = out_form(op)
     assert form is not None, op
     written, argument = form
-    return _DIRECT.get(op) or resolve(written), argument
+    return DIRECT.get(op) or resolve(written), argument
 
 
 def resolve(op: str, direct: bool = True) -> Callable[..., Any]:
     """The callable for "getitem" or an ATen (or other registered) overload, as in "aten.mm.default"; with `direct` the
-    cheaper one of `_DIRECT`, if there is one. Raises PlanError."""
-    return _DIRECT[op] if direct and op in _DIRECT else overload(op)
+    cheaper one of `DIRECT`, if there is one. Raises PlanError."""
+    return DIRECT[op] if direct and op in DIRECT else overload(op)

@@ -64,36 +64,36 @@ class Loans:
     def __init__(self, mesh: str) -> None:
         self._mesh = mesh
         self._changed = threading.Condition()
-        self._lent: dict[int, _Lent] = {}
-        self._read: dict[int, int] = {}  # messages that were dropped before the worker came to what they refer to
+        self.lent: dict[int, _Lent] = {}
+        self.read_early: dict[int, int] = {}  # messages that were dropped before the worker came to what they refer to
         self._over = False
-        _of_mesh[mesh] = self
+        of_mesh[mesh] = self
 
     def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None:
         """To so many messages. A string says why there is no value."""
         with self._changed:
-            messages -= self._read.pop(token, 0)
+            messages -= self.read_early.pop(token, 0)
             if messages > 0:
-                self._lent[token] = _Lent(loans, messages)
+                self.lent[token] = _Lent(loans, messages)
             self._changed.notify_all()
 
     def end(self) -> None:
         """The worker has ended. What it has lent can still be taken."""
         with self._changed:
             self._over = True
-            self._read.clear()
+            self.read_early.clear()
             self._changed.notify_all()
             self._forget()
 
     def wait(self, token: int) -> None:
         """Until the worker has lent it, or ended."""
         with self._changed:
-            self._changed.wait_for(lambda: token in self._lent or self._over)
+            self._changed.wait_for(lambda: token in self.lent or self._over)
 
     def take(self, token: int, index: int) -> torch.Tensor:
         self.wait(token)
         with self._changed:
-            lent = self._lent.get(token)
+            lent = self.lent.get(token)
         if lent is None:
             raise _over()
         loan = lent.loans[index]
@@ -104,21 +104,21 @@ class Loans:
     def read(self, token: int) -> None:
         """A message was read, or dropped."""
         with self._changed:
-            lent = self._lent.get(token)
+            lent = self.lent.get(token)
             if lent is not None:
                 lent.messages -= 1
                 if not lent.messages:
-                    del self._lent[token]
+                    del self.lent[token]
                     self._forget()
             elif not self._over:
-                self._read[token] = self._read.get(token, 0) + 1
+                self.read_early[token] = self.read_early.get(token, 0) + 1
 
     def _forget(self) -> None:
-        if self._over and not self._lent:
-            _of_mesh.pop(self._mesh, None)
+        if self._over and not self.lent:
+            of_mesh.pop(self._mesh, None)
 
 
-_of_mesh: dict[str, Loans] = {}
+of_mesh: dict[str, Loans] = {}
 
 Reference = tuple[str, int]
 """The mesh that has lent something, and a number: what a message says of the tensors that it refers to."""
@@ -126,7 +126,7 @@ Reference = tuple[str, int]
 
 def take(mesh: str, token: int, index: int, parameter: bool, requires_grad: bool) -> torch.Tensor:
     """The tensor that a message refers to, once the worker has come to it: what a distributed tensor is pickled as."""
-    loans = _of_mesh.get(mesh)
+    loans = of_mesh.get(mesh)
     if loans is None:
         raise _over()
     tensor = loans.take(token, index)
@@ -134,13 +134,13 @@ def take(mesh: str, token: int, index: int, parameter: bool, requires_grad: bool
 
 
 def wait(reference: Reference) -> None:
-    loans = _of_mesh.get(reference[0])
+    loans = of_mesh.get(reference[0])
     if loans is not None:
         loans.wait(reference[1])
 
 
 def read(reference: Reference) -> None:
-    loans = _of_mesh.get(reference[0])
+    loans = of_mesh.get(reference[0])
     if loans is not None:
         loans.read(reference[1])
 

@@ -93,12 +93,12 @@ class Files:
 
     def __init__(self, mesh: MeshSpec, rank: int, value_of: Callable[[int], torch.Tensor | Missing]) -> None:
         self._mesh, self._rank, self._value_of = mesh, rank, value_of
-        self._saves: dict[int, Save] = {}
+        self.saves: dict[int, Save] = {}
 
     @property
     def writing(self) -> bool:
         """Whether there are saves that the controller has not ended."""
-        return bool(self._saves)
+        return bool(self.saves)
 
     def _at(self, place: Sequence[Any] | None) -> tuple[MeshSpec, int]:
         """The mesh that a command is for, which may be a part of this worker's, and this worker's number there; -1
@@ -112,12 +112,12 @@ class Files:
 
     def is_held(self, handle: int) -> bool:
         """Whether a value is still to be written."""
-        return any(save.pending[handle] > 0 for save in self._saves.values())
+        return any(save.pending[handle] > 0 for save in self.saves.values())
 
     def write(self, step: int, body: bytearray) -> list[Message]:
         """Take what this worker is to write of values. With the last of them it begins to write."""
         job = wire.unpack_json(body)
-        save = self._saves.setdefault(job["save"], Save())
+        save = self.saves.setdefault(job["save"], Save())
         mesh, rank = self._at(job.get("place"))
         for handle, type_, pieces in job["values"]:
             mine = [piece for piece in pieces if piece[0] == self._rank]
@@ -136,18 +136,18 @@ class Files:
     def tell(self, step: int, body: bytearray) -> list[Message]:
         """How far a save is: what `storage.Written` has, and "error". With a 1 behind its number it is ended."""
         _, number, stop = wire.unpack_numbers(body)
-        save = self._saves.get(number)
+        save = self.saves.get(number)
         if stop and save is not None:
             save.stopped = True
-            del self._saves[number]
+            del self.saves[number]
         told = save.told() if save is not None else _GIVEN_UP
         return [Value(step, torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8))]
 
     def stop_all(self) -> None:
         """A new session begins: nobody asks for these saves any more."""
-        for save in self._saves.values():
+        for save in self.saves.values():
             save.stopped = True
-        self._saves.clear()
+        self.saves.clear()
 
     def read(self, step: int, body: bytearray, values: dict[int, torch.Tensor | Missing]) -> list[Message]:
         """Put what this worker is to hold of stored tensors among its values."""

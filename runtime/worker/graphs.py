@@ -101,7 +101,7 @@ class Graphs:
         self._where = where
         self._staying = staying(plan)
         self._captured: list[weakref.ref[_Captured]] = []  # they hold this: all of it ends with the frame
-        self._recorder: Recorder | None = None
+        self.recorder: Recorder | None = None
         self._warm = 0
         self._steps = 0  # since they were recorded
         self._in_a_row = 0
@@ -184,9 +184,9 @@ class Graphs:
         return [each for ref in self._captured if (each := ref()) is not None]
 
     def _its_recorder(self) -> Recorder:
-        if self._recorder is None:
-            self._recorder = Recorder(self._device)
-        return self._recorder
+        if self.recorder is None:
+            self.recorder = Recorder(self._device)
+        return self.recorder
 
     def _drop(self) -> None:
         """Not to be recorded in this step: the first stretches of it are past."""
@@ -195,7 +195,7 @@ class Graphs:
         for each in self._all():
             each.drop()
         self.fixed.clear()
-        self._recorder = None
+        self.recorder = None
         self._recording = False
         self._leaving = None
 

@@ -70,17 +70,17 @@ class WorkerState:
         self._everyone = range(mesh.workers)
         self._session(collectives)
         self._staging = staging
-        self._new_tracer = tracer
+        self.new_tracer = tracer
         self._received = received
-        self._actors = actors
+        self.actors = actors
         self._results = results
-        self._seen: dict[int, list[weakref.ref[Any]] | None] = {}
+        self.seen: dict[int, list[weakref.ref[Any]] | None] = {}
         """Values that actors may see: as long as one of these lives, or (None) for ever."""
         self._snapshots: dict[int, Snapshot] = {}
         self._shared: frozenset[int] = frozenset()
         """The values that are in a snapshot too: no step may write over them."""
         self._files = Files(mesh, rank, lambda handle: self.values.get(handle, GONE))
-        self._arena = Arena()
+        self.arena = Arena()
         self._tracer: Tracer | None = None
         self._mixed = False
         """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
@@ -88,7 +88,7 @@ class WorkerState:
         self._small: Sequence[Small] = ()
         self._small_place = 0
         self._committed = False
-        self._handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
+        self.handlers: dict[int, Callable[[int, bytearray], list[Message]]] = {
             wire.RUN: self._run,
             wire.PUT: self._put,
             wire.LOAD: self._load,
@@ -111,13 +111,13 @@ class WorkerState:
             wire.READ: lambda step, body: self._files.read(step, body, self.values),
             wire.FAULT: self._suffer,
         }
-        self._untraced = self._handlers
+        self._untraced = self.handlers
 
     def handle(self, step: int, body: bytearray) -> list[Message]:
         (kind,) = wire.KIND.unpack_from(body)
         if self._freed:
             self.let_go()
-        return self._handlers[kind](step, body)
+        return self.handlers[kind](step, body)
 
     def let_go(self) -> None:
         """Let go of freed values that no other worker needs any more."""
@@ -131,7 +131,7 @@ class WorkerState:
     @property
     def beside_actors(self) -> bool:
         """Whether this worker is in a process of actors."""
-        return self._actors is not None
+        return self.actors is not None
 
     def _session(self, collectives: Steps) -> None:
         self._collectives, self._begin = collectives, collectives.at.begin
@@ -151,8 +151,8 @@ class WorkerState:
         self._session(collectives)
         self.plans.clear()
         self._files.stop_all()
-        self._arena.fit(0)
-        self._handlers, self._tracer = self._untraced, None
+        self.arena.fit(0)
+        self.handlers, self._tracer = self._untraced, None
         self.values = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
 
     def close(self) -> None:
@@ -173,13 +173,13 @@ class WorkerState:
 
     def run_next(self, observer: Callable[[LoadedPlan], Observer]) -> None:
         """Have the next step run with an observer that is made for its plan."""
-        before = self._handlers
+        before = self.handlers
 
         def run(step: int, body: bytearray) -> list[Message]:
             plan = self.plans[wire.RUN_HEAD.unpack_from(body)[1]]
             if plan is None:  # the next is meant that this worker has a part in
                 return before[wire.RUN](step, body)
-            self._handlers = before
+            self.handlers = before
             if not isinstance(plan, LoadedPlan):
                 return before[wire.RUN](step, body)
             plan.frame.measure(observer(plan))
@@ -188,7 +188,7 @@ class WorkerState:
             finally:
                 plan.frame.measure(self._tracer)
 
-        self._handlers = {**before, wire.RUN: run}
+        self.handlers = {**before, wire.RUN: run}
 
     # -- measuring -------------------------------------------------------------------------------------------------
 
@@ -197,15 +197,15 @@ class WorkerState:
         things down, and back, so that what is not measured does not ask whether it is."""
         _, words = wire.unpack_numbers(body)
         try:
-            tracer = self._new_tracer(words)
+            tracer = self.new_tracer(words)
         except OSError as error:
             return [Report("failed", self.rank, step, f"tracing with a buffer of {8 * words} bytes: {error}")]
         self._tracer = tracer
         self.values = dict(self.values)
-        self._handlers = self._untraced
+        self.handlers = self._untraced
         if tracer is not None:
             self.values = CountedValues(self.values, tracer.held)
-            self._handlers = {
+            self.handlers = {
                 kind: handler if kind in (wire.TRACE, wire.COUNT) else partial(self._measured, kind, handler, tracer)
                 for kind, handler in self._untraced.items()
             }
@@ -274,7 +274,7 @@ class WorkerState:
         try:
             if plan.sends is not None:
                 sending.begin(step, plan.sends.readers, arguments)
-            if self._seen:
+            if self.seen:
                 self._part_from_actors(plan, arguments)
             if sending.is_busy:
                 for at in plan.donated:
@@ -346,8 +346,8 @@ class WorkerState:
             self._committed = True
             for handle in self._donated:  # so that the plan's frees do free
                 self.values.pop(handle, None)
-                if self._seen:
-                    self._seen.pop(handle, None)
+                if self.seen:
+                    self.seen.pop(handle, None)
 
         return commit
 
@@ -398,7 +398,7 @@ class WorkerState:
             self._fit(plan.arena)
             commit = partial(self._commit, self._ranks.get(number, self._everyone))
             self.plans[number] = loaded = LoadedPlan(
-                plan, self.rank, collectives, self._arena, kernels, commit, self._halt, whole, part
+                plan, self.rank, collectives, self.arena, kernels, commit, self._halt, whole, part
             )
             loaded.frame.measure(self._tracer)
         except Exception as error:  # told at each step that would run the plan
@@ -427,15 +427,15 @@ class WorkerState:
             self.plans.pop(number, None)
             self._ranks.pop(number, None)
         if not any(isinstance(plan, LoadedPlan) and plan.frame.plan.arena for plan in self.plans.values()):
-            self._arena.fit(0)
+            self.arena.fit(0)
         return []
 
     def _fit(self, size: int) -> None:
         """Have room for a plan's values."""
-        if size and self._arena.fit(size):
+        if size and self.arena.fit(size):
             for plan in self.plans.values():
                 if isinstance(plan, LoadedPlan):
-                    plan.frame.use(self._arena)
+                    plan.frame.use(self.arena)
 
     # -- values ----------------------------------------------------------------------------------------------------
 
@@ -529,9 +529,9 @@ class WorkerState:
 
     def _drop(self, step: int, handles: Sequence[int]) -> None:
         dropped = {handle: self.values.pop(handle, None) for handle in handles}
-        for handle in handles if self._seen else ():
-            self._seen.pop(handle, None)
-        if self._actors is None:  # a mesh in processes of actors is not healed
+        for handle in handles if self.seen else ():
+            self.seen.pop(handle, None)
+        if self.actors is None:  # a mesh in processes of actors is not healed
             kept = {handle: value for handle, value in dropped.items() if isinstance(value, torch.Tensor)}
             if kept:
                 self._freed.keep(step, kept, self._collectives.at)
@@ -562,8 +562,8 @@ class WorkerState:
         _, token, count, *rest = wire.unpack_numbers(body)
         messages = rest[count:][self.rank]
         if messages:
-            assert self._actors is not None
-            self._actors.lend(token, [self._loan(handle) for handle in rest[:count]], messages)
+            assert self.actors is not None
+            self.actors.lend(token, [self._loan(handle) for handle in rest[:count]], messages)
         return []
 
     def _loan(self, handle: int) -> Loan | str:
@@ -572,31 +572,31 @@ class WorkerState:
             return f"command {value.root}, which was to make it, failed"
         loan = Loan(value.cpu())
         held = loan.held() if value.device.type == "cpu" else None  # or else it is a copy
-        known = self._seen.get(handle, [])
+        known = self.seen.get(handle, [])
         if held is not None and known is not None:
-            self._seen[handle] = [*(ref for ref in known if ref() is not None), held]
+            self.seen[handle] = [*(ref for ref in known if ref() is not None), held]
         return loan
 
     def _adopt(self, step: int, body: bytearray) -> list[Message]:
         _, token, base, count, *place = wire.unpack_numbers(body)
         if place and self.rank not in ranks_of(place):
             return []
-        assert self._actors is not None
+        assert self.actors is not None
         try:
-            tensors = self._actors.adopt(token)
+            tensors = self.actors.adopt(token)
         except KeyError:
             for handle in range(base, base + count):
                 self.values[handle] = Missing(step)
             return [Report("failed", self.rank, step, "what an actor has returned for a program is not there any more")]
         for handle, tensor in enumerate(tensors, base):
             self.values[handle] = tensor
-            self._seen[handle] = None
+            self.seen[handle] = None
         return []
 
     def _part_from_actors(self, plan: LoadedPlan, arguments: list[Any]) -> None:
         """What the step may write in place, and an actor may see, is copied for the step."""
         for at, handle in zip(plan.donated, self._donated, strict=True):
-            if handle in self._seen:
-                seen = self._seen[handle]
+            if handle in self.seen:
+                seen = self.seen[handle]
                 if seen is None or any(ref() is not None for ref in seen):
                     arguments[at] = arguments[at].clone()

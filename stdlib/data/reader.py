@@ -26,8 +26,8 @@ class Reader(Generic[T]):
 
     def __init__(self, values: Iterator[T], ahead: int, doing: Callable[[], str]) -> None:
         self._values, self._ahead, self._doing = values, ahead, doing
-        self._ready: deque[T] = deque()
-        self._changed = threading.Condition()
+        self.ready: deque[T] = deque()
+        self.changed = threading.Condition()
         self._error: BaseException | None = None
         self._ended = self._closed = False
         self.waited = 0.0
@@ -41,9 +41,9 @@ class Reader(Generic[T]):
                 value = next(self._values, _END)
                 if value is _END:
                     break
-                with self._changed:
-                    self._ready.append(value)  # type: ignore[arg-type]
-                    self._changed.notify_all()
+                with self.changed:
+                    self.ready.append(value)  # type: ignore[arg-type]
+                    self.changed.notify_all()
                 del value
         except BaseException as error:  # raised where the next value is asked for
             self._error = error
@@ -51,28 +51,28 @@ class Reader(Generic[T]):
             close = getattr(self._values, "close", None)
             if close is not None:
                 close()  # here: generators run in the thread that reads them
-            with self._changed:
+            with self.changed:
                 self._ended = True
-                self._changed.notify_all()
+                self.changed.notify_all()
 
     def _has_room(self) -> bool:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._ready) < self._ahead)
+        with self.changed:
+            self.changed.wait_for(lambda: self._closed or len(self.ready) < self._ahead)
             return not self._closed
 
     @property
     def has_next(self) -> bool:
         """Whether a value is there without waiting."""
-        return bool(self._ready)
+        return bool(self.ready)
 
     def next(self) -> T:
         """The next value: waits for it. Raises what the iterator raised at its place, and StopIteration at the end."""
-        if not self._ready:
+        if not self.ready:
             self._wait()
-        with self._changed:
-            if self._ready:
-                value = self._ready.popleft()
-                self._changed.notify_all()
+        with self.changed:
+            if self.ready:
+                value = self.ready.popleft()
+                self.changed.notify_all()
                 return value
         if self._error is not None:
             error, self._error = self._error, None
@@ -84,8 +84,8 @@ class Reader(Generic[T]):
         start, said = time.monotonic(), settings.stall_warning
         while True:
             waited = time.monotonic() - start
-            with self._changed:
-                if self._changed.wait_for(lambda: self._ready or self._ended, max(0.0, said - waited)):
+            with self.changed:
+                if self.changed.wait_for(lambda: self.ready or self._ended, max(0.0, said - waited)):
                     self.waited += time.monotonic() - start
                     return
             logger.warning("no batch for %.3g s: %s, %s", time.monotonic() - start, self._doing(), self._where())
@@ -98,10 +98,10 @@ class Reader(Generic[T]):
 
     def close(self) -> None:
         """End the thread, once the source has given what it is reading. Idempotent."""
-        with self._changed:
+        with self.changed:
             self._closed = True
-            self._changed.notify_all()
-        self._ready.clear()
+            self.changed.notify_all()
+        self.ready.clear()
         if self._thread is threading.current_thread():  # a garbage collector's call
             return
         self._thread.join(_PATIENCE)

@@ -94,7 +94,7 @@ class ProcessJob(JobTrait):
                         command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
                     )
                 self._children[process.pid] = process
-                self._started.append((process.pid, _start_of(process.pid)))
+                self._started.append((process.pid, start_of(process.pid)))
         except BaseException:
             self._kill()
             raise
@@ -129,7 +129,7 @@ class ProcessJob(JobTrait):
         pid, since = self._started[number]
         if pid in self._children:
             self._children[pid].poll()
-        return since != "" and _start_of(pid) == since
+        return since != "" and start_of(pid) == since
 
     def _kill(self) -> None:
         numbers = range(len(self._started))
@@ -145,7 +145,7 @@ class ProcessJob(JobTrait):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _start_of(pid: int) -> str:
+def start_of(pid: int) -> str:
     """When a process was started, which no other by that number was; "" where there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

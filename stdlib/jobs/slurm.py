@@ -19,7 +19,7 @@ from monarch.runtime.control.certificates import CONTROLLER
 from monarch.stdlib.jobs.job import JobState, JobTrait
 from monarch.stdlib.jobs.local import COMMAND
 
-_LOOK_SECONDS = 2.0
+LOOK_SECONDS = 2.0
 """Between two questions for the queue: squeue asks the cluster's one controller."""
 _TRY_SECONDS = 0.5
 _WAITS = frozenset(
@@ -159,7 +159,7 @@ class SlurmJob(JobTrait):
                 late = MonarchError(f"Slurm's job {self._id} did not start within {self._timeout:g} s: it is cancelled")
                 self.kill()
                 raise late
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(LOOK_SECONDS)
 
     def _ended(self, state: str) -> MonarchError:
         return MonarchError(

@@ -100,7 +100,7 @@ def chosen_cost(graph: Graph, mesh_dim: str, only: tuple[int, int] | None = None
             variable, kept = only
             costs = [math.inf] * self._sizes[variable]
             costs[kept] = 0.0
-            self._factors.append(type(self._factors[0])((variable,), np.array(costs)))
+            self.factors.append(type(self.factors[0])((variable,), np.array(costs)))
         record.append(self)
         picked = solve(self)
         self.picked = picked  # type: ignore[attr-defined]
@@ -111,7 +111,7 @@ def chosen_cost(graph: Graph, mesh_dim: str, only: tuple[int, int] | None = None
         choose(options)
     (network,) = record
     picked: list[int] = network.picked  # type: ignore[attr-defined]
-    return float(sum(f.table[tuple(picked[v] for v in f.scope)] for f in network._factors))
+    return float(sum(f.table[tuple(picked[v] for v in f.scope)] for f in network.factors))
 
 
 @given(programs(max_ops=6))

@@ -34,7 +34,7 @@ def expected() -> list[torch.Tensor]:
 
 def hosts_of(mesh: Mesh) -> list[str]:
     executor: Any = mesh.executor
-    return [executor.whole._connection.host_of(rank) for rank in mesh.ranks]
+    return [executor.whole.connection.host_of(rank) for rank in mesh.ranks]
 
 
 def close(found: list[torch.Tensor], expected: list[torch.Tensor]) -> None:

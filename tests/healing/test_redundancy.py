@@ -58,7 +58,7 @@ def test_what_layouts_replicate_is_not_copied() -> None:
     with Mesh(data=2) as mesh:
         replicated = training(mesh, {"*": None})
         run(replicated, mesh, {})
-        assert mesh.executor._snapshots is None  # type: ignore[attr-defined]
+        assert mesh.executor.kept_snapshots is None  # type: ignore[attr-defined]
         assert str(replicated.step.survives(torch.ones(12, 6))).endswith(
             "redundancy=1: no single loss is fatal without copies"
         )
@@ -68,7 +68,7 @@ def test_what_the_user_has_said_of_snapshots_stands() -> None:
     with Mesh(data=2) as mesh:
         mesh.snapshots(every=0)
         run(training(mesh), mesh, {})
-        assert mesh.executor._snapshots is None  # type: ignore[attr-defined]
+        assert mesh.executor.kept_snapshots is None  # type: ignore[attr-defined]
 
 
 def test_its_cost_is_said() -> None:

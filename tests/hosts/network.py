@@ -165,7 +165,7 @@ class Network:
     def __init__(self, name: str, subnet: str, hosts: list[Host], undo: ExitStack) -> None:
         self.address = f"{subnet}.254"
         self.hosts = hosts
-        self._name = name
+        self.name = name
         self._undo = undo
         self._wires: dict[str, subprocess.Popen[str]] = {}
 
@@ -184,7 +184,7 @@ class Network:
         """
         number = host._port.rpartition("h")[2]
         if host.name not in self._wires:
-            near, far, own = (f"{self._name}{letter}{number}" for letter in "stb")
+            near, far, own = (f"{self.name}{letter}{number}" for letter in "stb")
             wire = subprocess.Popen(
                 ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, "-I", str(WIRE), near, far],
                 stdin=subprocess.PIPE,
@@ -196,7 +196,7 @@ class Network:
             _answer(wire)  # the two ends are there
             _bridge(own, self._undo)
             ip("link", "set", near, "master", own, "up")
-            ip("link", "set", far, "master", self._name, "up")
+            ip("link", "set", far, "master", self.name, "up")
             ip("link", "set", host._port, "master", own)
         wire = self._wires[host.name]
         assert wire.stdin is not None

@@ -165,7 +165,7 @@ def test_a_process_that_ends_too_early_says_what_it_wrote(two_hosts: Network) ->
 def test_nothing_is_left_after_a_failure() -> None:
     fork = "import os, time; print(os.fork(), flush=True); time.sleep(1000)"
     with pytest.raises(ZeroDivisionError), network(2) as net:
-        name = net._name
+        name = net.name
         net.lengthen(net.hosts[0], delay=0.001)
         process = net.hosts[1].start([sys.executable, "-I", "-c", fork])
         child = os.pidfd_open(int(process.wait_for(r"([1-9]\d*)\n")[1]))
@@ -179,7 +179,7 @@ def test_nothing_is_left_after_a_failure() -> None:
 def test_what_a_killed_process_left_is_removed() -> None:
     """By whoever makes the next network: by then it may have been another process of tests."""
     code = "import os, signal\nfrom tests.hosts.network import ip, network\nwith network(2) as net:\n"
-    code += "    print(net._name, net._name in ip('link'), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += "    print(net.name, net._name in ip('link'), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     name, there = killed.stdout.split()

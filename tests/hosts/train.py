@@ -42,7 +42,7 @@ def train(
         texts = torch.randint(0, 64, (steps, 8, SEQUENCE + 1))
         losses = [step(text[:, :-1], text[:, 1:]) for text in texts]
         found = [loss.item() for loss in losses]
-        links = getattr(mesh.executor._connection, "links", [])
+        links = getattr(mesh.executor.connection, "links", [])
         return found, sorted({link["transport"] for each in links for link in each.values()})
 
 

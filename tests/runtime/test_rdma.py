@@ -20,7 +20,6 @@ import torch
 import monarch.runtime.rdma as rdma
 from monarch.compiler.plan import MonarchError
 from monarch.rdma import RDMAAction, RDMABuffer, configure, get_rdma_backend, is_ibverbs_available
-from monarch.runtime.transport import reach
 from monarch.runtime.transport.interface import AccessRefused, LinkLost
 
 PATIENCE = 60.0
@@ -86,11 +85,7 @@ def _own(pipe: Connection, make: Callable[[], Any], transports: tuple[str, ...] 
 def fresh() -> Iterator[None]:
     """Every test has an endpoint of its own."""
     yield
-    if rdma._process is not None:
-        rdma._process.endpoint.close()
-    rdma._after_fork()
-    reach._after_fork()
-    reach._options.clear()
+    rdma.close()
 
 
 @pytest.fixture(params=["shm", "tcp"])
@@ -100,7 +95,7 @@ def owned(request: pytest.FixtureRequest) -> Iterator[Callable[[Callable[[], Any
 
     def start(make: Callable[[], Any]) -> Owner:
         owners.append(Owner(make, (request.param,)))
-        if rdma._process is None:
+        if len(owners) == 1:
             configure(transports=(request.param,))
         return owners[-1]
 
@@ -300,7 +295,7 @@ def test_a_tensor_in_shared_memory_is_mapped() -> None:
     owner.buffer.read_into(here).get()
     owner.buffer.write_from(torch.tensor([7]), offset=8).get()
     (link,) = rdma.endpoint().links
-    assert [reach.kind for reach in link._reaches.values()] == ["file"]  # type: ignore[attr-defined]
+    assert [reach.kind for reach in link.reaches.values()] == ["file"]  # type: ignore[attr-defined]
     assert torch.equal(here, torch.arange(100, 10_000))
     assert owner.ask("memory")[:3].tolist() == [100, 7, 102]
     owner.ask("drop")
@@ -430,7 +425,7 @@ def test_memory_lives_as_long_as_its_buffer() -> None:
     assert alive() is not None
     del buffer, other
     gc.collect()
-    rdma.endpoint()._loop.run(lambda: None)  # the I/O thread drops it
+    rdma.endpoint().loop.run(lambda: None)  # the I/O thread drops it
     gc.collect()
     assert alive() is None
     assert exported() is not None

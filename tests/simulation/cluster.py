@@ -110,7 +110,7 @@ class Cluster:
         self._shown: dict[tuple[int, MeshPart], deque[tuple[int, Any]]] = {}
         self._assembly = Assembly()
         self._subscribers: dict[int, tuple[Callable[[Message], None], Callable[[int, str], None]]] = {}
-        self._lost: dict[int, str] = {}
+        self.lost: dict[int, str] = {}
         self._pids = 100
         self._unheard = hosts
         self._steps = self._quiet = 0
@@ -159,7 +159,7 @@ class Cluster:
 
     def subscribe(self, mesh: int, receive: Callable[[Message], None], lost: Callable[[int, str], None]) -> None:
         self._subscribers[mesh] = receive, lost
-        for host, reason in list(self._lost.items()):
+        for host, reason in list(self.lost.items()):
             lost(host, reason)
 
     def unsubscribe(self, mesh: int) -> None:
@@ -211,10 +211,10 @@ class Cluster:
             self._unheard -= len(record.hosts) + len(record.failures)
         elif isinstance(record, Lost):
             for host in range(record.start, record.stop):
-                self._lost.setdefault(host, record.reason)
+                self.lost.setdefault(host, record.reason)
                 for _, tell in list(self._subscribers.values()):
                     tell(host, record.reason)
-        if message is not None and message.mesh in self._subscribers and message.host not in self._lost:
+        if message is not None and message.mesh in self._subscribers and message.host not in self.lost:
             self._subscribers[message.mesh][0](message)
 
     def _arrive(self, above: int, below: int, way: str, records: list[Record]) -> None:

@@ -202,14 +202,14 @@ class _Loop:
         which others have too."""
         if len(self.cluster.hosts) < _HOSTS:
             self.cluster.join(joins, refuses=joins.random() < _REFUSES)
-        connection = self.made._connection
+        connection = self.made.connection
         assert isinstance(connection, RemoteConnection)
-        self.made._until(self.made._state.next_command)
-        with self.made._lock:
+        self.made.until(self.made.state.next_command)
+        with connection.lock:
             connection.enter()
             if not connection.move(range(self.mesh.workers)):
                 return
-            moving = [rank for rank, how in self.made._state.gone.items() if how == "moves to another host"]
+            moving = [rank for rank, how in self.made.state.gone.items() if how == "moves to another host"]
             for host in self.cluster.at.values():
                 self.given_up.update(worker for rank, worker in host.workers.items() if rank in moving)
         self.cluster.happened.append("move")
@@ -235,14 +235,14 @@ class _Loop:
             self._check_lost()
         except MonarchError as error:
             if "is out of reach" in error.message or "all" in error.message:
-                assert self.cluster._lost, error.message
+                assert self.cluster.lost, error.message
                 raise _Over from error
             if "do not answer" not in error.message and "no answer in time" not in error.message:
                 raise
 
     def _check_lost(self) -> None:
         """State is lost, or the loss that is to be read, only where no worker lives that holds it."""
-        handles = [self.made._state.newest(self.states[-1]), *self.losses[len(self.read) :][:1]]
+        handles = [self.made.state.newest(self.states[-1]), *self.losses[len(self.read) :][:1]]
         living = [worker for host in self.cluster.at.values() for worker in host.workers.values() if worker.alive]
         living = [worker for worker in living if worker not in self.given_up]
         for handle in handles:

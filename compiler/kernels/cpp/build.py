@@ -81,7 +81,7 @@ def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = Non
     with tempfile.TemporaryDirectory(dir=folder, prefix=".building-") as work:
         text, made = Path(work, "kernels.cpp"), Path(work, "kernels.so")
         text.write_text(source if isinstance(source, str) else source.write())
-        _run([compiler.path, *FLAGS, "-o", str(made), str(text)])
+        run([compiler.path, *FLAGS, "-o", str(made), str(text)])
         os.chmod(made, 0o700)
         keep(made, target)
     return target
@@ -99,13 +99,13 @@ def load(path: Path) -> ctypes.CDLL:
 
 def _key(source: str, compiler: Compiler) -> str:
     digest = hashlib.sha256()
-    for part in (source, " ".join(FLAGS), compiler.identity, _processor()):
+    for part in (source, " ".join(FLAGS), compiler.identity, processor()):
         digest.update(hashlib.sha256(part.encode()).digest())
     return digest.hexdigest()
 
 
 @functools.cache
-def _processor() -> str:
+def processor() -> str:
     """What -march=native depends on: the first processor's model and features, as the kernel tells them."""
     names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
     try:
@@ -115,7 +115,7 @@ def _processor() -> str:
     return "\n".join(line for line in first.splitlines() if line.split("\t")[0].strip(" :") in names)
 
 
-def _run(command: list[str]) -> None:
+def run(command: list[str]) -> None:
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=settings.compiler_timeout, stdin=subprocess.DEVNULL
@@ -133,7 +133,7 @@ def build_kernels(texts: Sequence[str]) -> Path | None:
         return None
     compiler = find_compiler()
     if compiler is None:
-        _say(
+        say_once(
             "no C++ compiler is found (g++ or clang++), so kernels run as separate torch ops.\n"
             "  On Debian and Ubuntu: apt-get install g++"
         )
@@ -142,10 +142,10 @@ def build_kernels(texts: Sequence[str]) -> Path | None:
         kernels = [parse_kernel(text) for text in dict.fromkeys(texts)]
         return build(Unwritten(origin(kernels), lambda: emit(kernels)), compiler)
     except BuildError as error:
-        _say(f"kernels cannot be built, so they run as separate torch ops.\n{error}")
+        say_once(f"kernels cannot be built, so they run as separate torch ops.\n{error}")
         return None
 
 
 @functools.cache
-def _say(text: str) -> None:
+def say_once(text: str) -> None:
     say("kernels", text)

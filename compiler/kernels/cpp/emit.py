@@ -28,7 +28,7 @@ from monarch.compiler.kernels.cpp.split import PIECES, Split, split
 from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Store
 from monarch.compiler.loops.text import print_kernel
 
-_LEAST_WORK = 1 << 17
+LEAST_WORK = 1 << 17
 """Operations that a thread has to have to be worth starting: about 20 microseconds."""
 _MOST_THREADS = 256
 """As many as `Job` below has room for."""
@@ -167,11 +167,11 @@ def origin(kernels: Sequence[Kernel]) -> str:
     """All that `emit` of these kernels depends on, which is found sooner than what it gives: the kernels, and the files
     of which this program that writes them consists."""
     written = (symbol(kernel) if kernel.sized else print_kernel(kernel, lines=False) for kernel in kernels)
-    return "\n".join([_writer(), *dict.fromkeys(written)])
+    return "\n".join([writer(), *dict.fromkeys(written)])
 
 
 @cache
-def _writer() -> str:
+def writer() -> str:
     here = Path(__file__).parent
     digest = hashlib.sha256()
     for file in sorted([*here.parent.glob("*.py"), *here.glob("*.py"), *here.glob("*.h")]):
@@ -228,7 +228,7 @@ def _offsets(function: Function, parted: Split) -> list[int]:
 
 
 def _pieces(function: Function) -> int:
-    return max(1, min(_MOST_THREADS, function.units, int(function.units * function.cost / _LEAST_WORK)))
+    return max(1, min(_MOST_THREADS, function.units, int(function.units * function.cost / LEAST_WORK)))
 
 
 def _body(kernel: Kernel, parted: Split, calls: Sequence[_Call], *, given: bool) -> str:

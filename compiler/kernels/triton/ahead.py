@@ -63,7 +63,7 @@ def with_binaries(plan: Plan, on_compiled: OnCompiled | None = None, calls: Sequ
         return plan
     version = triton_version()
     if not version:
-        _say_missing()
+        say_missing()
         return plan
     folder = private_folder()
     made = []
@@ -90,7 +90,7 @@ def triton_version() -> str:
 
 
 @cache
-def _say_missing() -> None:
+def say_missing() -> None:
     say(
         "kernels",
         "triton is not installed, so the plan carries no machine code for its kernels.\n  pip install triton==3.6.0",

@@ -42,7 +42,7 @@ def emit(kernel: Kernel, *, lines: bool = False, tiles: Tiles | None = None) -> 
     Arithmetic is that of the IR, rounded where it says: compile without fusing multiplications and additions.
     Raises MonarchError for a kernel of more programs than a launch can have.
     """
-    return _Emitter(kernel, lines, tiles).run()
+    return Emitter(kernel, lines, tiles).run()
 
 
 def variants_of(kernel: Kernel, target: str) -> list[tuple[Tiles | None, float]]:
@@ -70,7 +70,7 @@ class _Member:
     buffers: tuple[int, ...]
 
 
-class _Emitter:
+class Emitter:
     def __init__(self, kernel: Kernel, lines: bool, tiles: Tiles | None) -> None:
         self.kernel, self.lines, self.tiles = kernel, lines, tiles
         self.products = dict(_products(kernel))
@@ -243,7 +243,7 @@ class _Work:
 
     def __init__(
         self,
-        emitter: _Emitter,
+        emitter: Emitter,
         members: Sequence[_Member],
         shown: _Member,
         plan: Schedule,

@@ -65,7 +65,7 @@ class Link:
         self._lock = threading.Lock()
         self._outbox: deque[tuple[memoryview, Payload]] = deque()
         self._joined = threading.Event()
-        self._stream: Stream | None = None
+        self.stream: Stream | None = None
         self._waits = False  # for the socket to take more
         self._buffer = memoryview(bytearray(_LENGTH.size + PACKET))
         self._end = 0  # of what is in the buffer
@@ -83,8 +83,8 @@ class Link:
                 return False
             self._outbox.append((memoryview(_LENGTH.pack(len(packet)) + packet), payload))
             self._outbox.extend((part, payload) for part in parts)
-            if self._stream is not None and not self._waits:
-                self._push(self._stream)
+            if self.stream is not None and not self._waits:
+                self._push(self.stream)
         return True
 
     def _push(self, stream: Stream) -> None:
@@ -113,7 +113,7 @@ class Link:
     def flush(self) -> None:
         """Wait until all has gone out, if the other end reads."""
         self._joined.wait(_FLUSH_SECONDS)
-        stream = self._stream
+        stream = self.stream
         while stream is not None and self._outbox and self.open:
             _, writable, _ = select.select([], [stream], [], _FLUSH_SECONDS)
             if not writable:
@@ -129,8 +129,8 @@ class Link:
             if self.over:
                 stream.close()
                 return
-            self._stream = stream
-            self._loop.watch(stream.fileno(), self._ready)
+            self.stream = stream
+            self._loop.watch(stream.fileno(), self.ready)
             if self.open:
                 self._push(stream)
             else:
@@ -150,8 +150,8 @@ class Link:
         with self._lock:
             self.open = False
             self._outbox.clear()
-            if self._stream is not None:
-                self._stream.shutdown()
+            if self.stream is not None:
+                self.stream.shutdown()
 
     def finish(self) -> None:
         """The peer has ended, and its end of the connection is not heard of: take no more. In the I/O thread."""
@@ -164,22 +164,22 @@ class Link:
         with self._lock:
             self.open = False
             self._outbox.clear()
-            if self._stream is not None:
-                self._loop.forget(self._stream.fileno())
-                self._stream.close()
+            if self.stream is not None:
+                self._loop.forget(self.stream.fileno())
+                self.stream.close()
         for task in self.then:
             task()
         self._lost(self, why)
 
     # -- the I/O thread ------------------------------------------------------------------------------------------------
 
-    def _ready(self, events: int) -> None:
-        assert self._stream is not None
+    def ready(self, events: int) -> None:
+        assert self.stream is not None
         if events & select.EPOLLOUT:
             with self._lock:
-                self._push(self._stream)
+                self._push(self.stream)
         if events & ~select.EPOLLOUT:
-            self._receive(self._stream)
+            self._receive(self.stream)
 
     def _receive(self, stream: Stream) -> None:
         """Take in some of what has come, so that one sender does not keep the others waiting."""

@@ -75,20 +75,20 @@ class _File:
         os.close(self.fd)
 
 
-class _Kept:
+class Kept:
     """Files of this process that were sent, the oldest first: to be used again once their receivers are through."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._files: list[_File] = []
+        self.files: list[_File] = []
         self._bytes = 0
 
     def take(self, size: int) -> _File | None:
         """A free one that is large enough, and not much too large."""
         with self._lock:
-            for file in self._files:
+            for file in self.files:
                 if size <= file.size <= 4 * size and file.free():
-                    self._files.remove(file)
+                    self.files.remove(file)
                     self._bytes -= file.size
                     return file
         return None
@@ -96,24 +96,24 @@ class _Kept:
     def give(self, file: _File) -> None:
         dropped = []
         with self._lock:
-            self._files.append(file)
+            self.files.append(file)
             self._bytes += file.size
-            while self._bytes > KEEP_BYTES or len(self._files) > KEEP_FILES:
-                dropped.append(self._files.pop(0))
+            while self._bytes > KEEP_BYTES or len(self.files) > KEEP_FILES:
+                dropped.append(self.files.pop(0))
                 self._bytes -= dropped[-1].size
         for old in dropped:
             old.close()
 
 
-_kept = _Kept()
-_inherited: list[_Kept] = []
+kept_files = Kept()
+_inherited: list[Kept] = []
 
 
 def _after_fork() -> None:
     """In a forked child the files are the parent's."""
-    global _kept
-    _inherited.append(_kept)
-    _kept = _Kept()
+    global kept_files
+    _inherited.append(kept_files)
+    kept_files = Kept()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -147,7 +147,7 @@ class Memory:
 
     @staticmethod
     def _sized(size: int) -> Memory:
-        file = _kept.take(size)
+        file = kept_files.take(size)
         if file is None:
             return Memory(_File(new_file("monarch-message", size), size))
         memory = Memory(file)  # from here on it is closed, or kept, whatever is raised
@@ -182,7 +182,7 @@ class Memory:
         if self._pid != os.getpid():
             return
         if 0 < self._file.issued <= SLOTS:
-            _kept.give(self._file)
+            kept_files.give(self._file)
         else:
             with suppress(OSError):
                 self._file.close()

@@ -124,7 +124,7 @@ class Network:
         self._deliver = deliver
         self._told = lost
         self._lock = threading.Lock()
-        self._links: dict[str, list[Link]] = {}
+        self.links: dict[str, list[Link]] = {}
         self._gone: set[str] = set()
 
     def join(self, host: str, across: Across) -> None:
@@ -134,7 +134,7 @@ class Network:
     def way(self, to: str) -> Way | None:
         """For what is to be sent to a process of another host, from now on."""
         with self._lock:
-            for link in self._links.get(to, ()):
+            for link in self.links.get(to, ()):
                 if link.open:
                     return link
         across = self._dialled_with.get(host_of(to), self.across)
@@ -148,13 +148,13 @@ class Network:
     def peers(self) -> list[str]:
         """The processes that this one has a connection with."""
         with self._lock:
-            return list(self._links)
+            return list(self.links)
 
     def after_last(self, peer: str, task: Callable[[], None], seconds: float) -> None:
         """Call `task` once all that a process sent has been delivered: it has ended, and so its connections do. Waits
         so long at most. In the I/O thread."""
         with self._lock:
-            links = [link for link in self._links.get(peer, ()) if not link.over]
+            links = [link for link in self.links.get(peer, ()) if not link.over]
         if not links:
             task()
             return
@@ -176,28 +176,28 @@ class Network:
         """A process has ended, or counts as ended: it is not listened to any more."""
         with self._lock:
             self._gone.add(peer)
-            links = list(self._links.get(peer, ()))
+            links = list(self.links.get(peer, ()))
         for link in links:
             link.close()
 
     def close(self) -> None:
         with self._lock:
-            links = [link for several in self._links.values() for link in several]
+            links = [link for several in self.links.values() for link in several]
         for link in links:
             link.close()
 
     def _new(self, peer: str) -> Link:
         link = Link(peer, self._loop, self._deliver, self._lost)
         with self._lock:
-            self._links.setdefault(peer, []).append(link)
+            self.links.setdefault(peer, []).append(link)
         return link
 
     def _lost(self, link: Link, why: str) -> None:
         with self._lock:
-            several = self._links[link.peer]
+            several = self.links[link.peer]
             several.remove(link)
             if not several:
-                del self._links[link.peer]
+                del self.links[link.peer]
         self._told(link.peer, why)
 
     # -- connecting ----------------------------------------------------------------------------------------------------

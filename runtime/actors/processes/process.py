@@ -118,7 +118,7 @@ class Process:
         self._early: dict[str, list[Message]] = {}
         self._lock = threading.Lock()
         self._numbers = count()
-        self._handlers: dict[int, Callable[[str, Head, Payload], None]] = {
+        self.handlers: dict[int, Callable[[str, Head, Payload], None]] = {
             REPLY: self._on_reply,
             CALL: self._on_actor,
             SPAWN: self._on_spawn,
@@ -211,10 +211,10 @@ class Process:
 
     def handle(self, kind: int, handler: Callable[[str, Head, Payload], None]) -> None:
         """Have messages of another kind handled."""
-        self._handlers[kind] = handler
+        self.handlers[kind] = handler
 
     def _deliver(self, sender: str, head: Head, payload: Payload) -> None:
-        self._handlers[head[0]](sender, head, payload)
+        self.handlers[head[0]](sender, head, payload)
 
     def _on_reply(self, sender: str, head: Head, payload: Payload) -> None:
         _, port, place, well = head

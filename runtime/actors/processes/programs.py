@@ -53,7 +53,7 @@ class Programs:
         self._process = process
         self.driven: dict[str, WorkersInProcesses] = {}
         """The meshes that are driven from here, by name."""
-        self._gifts = Gifts()
+        self.gifts = Gifts()
         self._running: dict[threading.Thread, tuple[str, Window]] = {}
         """The threads of workers here: who drives them, and their mesh's memory."""
         self._ending = False
@@ -65,7 +65,7 @@ class Programs:
 
     def died(self, death: Death) -> None:
         """A process has ended."""
-        self._gifts.gone(death.address)
+        self.gifts.gone(death.address)
         for controller, window in list(self._running.values()):
             if controller == death.address:  # its children may keep the worker's socket open
                 window.mark_dead(0)
@@ -92,7 +92,7 @@ class Programs:
         memory, end = files.take()
         up = socket.socket(fileno=end)
         torch.set_num_threads(self._process.threads)  # this thread's
-        actors = _Actors(Loans(mesh), self._gifts, owner)  # there before any message that refers to it
+        actors = _Actors(Loans(mesh), self.gifts, owner)  # there before any message that refers to it
         self._running[threading.current_thread()] = controller, window
         self._process.reply(reply, True, os.getpid())
         how = self._serve(actors, spec, rank, window, up, across)
@@ -145,12 +145,12 @@ class Programs:
         try:
             tensors, described = _described(value)
         finally:
-            self._gifts.give(caller, number, tensors)
+            self.gifts.give(caller, number, tensors)
         return described
 
     def give_nothing(self, caller: str, number: int) -> None:
         """The call failed here."""
-        self._gifts.give(caller, number, [])
+        self.gifts.give(caller, number, [])
 
     def number(self) -> int:
         """For a call whose replies stay where they are. What was not wanted of earlier ones is dropped now."""
@@ -165,7 +165,7 @@ class Programs:
         self._dropped.append((number, addresses))
 
     def _on_drop(self, sender: str, head: Head, payload: Payload) -> None:
-        self._gifts.drop(sender, head[1])
+        self.gifts.drop(sender, head[1])
 
 
 def _described(value: object) -> tuple[list[torch.Tensor], Any]:
@@ -193,14 +193,14 @@ class _Actors:
 
     def __init__(self, loans: Loans, gifts: Gifts, owner: str) -> None:
         self.loans = loans
-        self._gifts = gifts
+        self.gifts = gifts
         self._owner = owner
 
     def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None:
         self.loans.lend(token, loans, messages)
 
     def adopt(self, token: int) -> list[torch.Tensor]:
-        return self._gifts.adopt(self._owner, token)
+        return self.gifts.adopt(self._owner, token)
 
 
 class WorkersInProcesses:

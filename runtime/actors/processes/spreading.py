@@ -146,10 +146,10 @@ class Spreads:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._through: dict[str, set[str]] = {}
+        self.sent_through: dict[str, set[str]] = {}
         self._tokens = count()
-        self._kept: dict[int, _Kept] = {}
-        self._passed: dict[tuple[str, int], _Passed] = {}
+        self.kept: dict[int, _Kept] = {}
+        self.passed: dict[tuple[str, int], _Passed] = {}
         self._young: list[Gathered] = []
         process.handle(SPREAD, self._on_spread)
         process.handle(TAKEN, self._on_taken)
@@ -167,14 +167,14 @@ class Spreads:
         gone |= {agent for agent in once if not self._process.router.reaches(agent)}
         for part in branches([share for agent, share in once.items() if agent not in gone], FAN_OUT):
             token = next(self._tokens)
-            self._kept[token] = _Kept(part, payload)
+            self.kept[token] = _Kept(part, payload)
             self._note(part if gather else part[:1])
             agent, receivers, below = tree(part, FAN_OUT)
             head = (SPREAD, self._process.address, token, gather, receivers, below)
             try:
                 sent = self._process.router.send(agent, head, payload)
             except BaseException:
-                self._kept.pop(token, None)
+                self.kept.pop(token, None)
                 raise
             if not sent:
                 gone.add(agent)
@@ -192,24 +192,24 @@ class Spreads:
 
     def _note(self, shares: Sequence[Share]) -> None:
         for agent, receivers in shares:
-            self._through.setdefault(agent, set()).update(address for address, _, _ in receivers)
+            self.sent_through.setdefault(agent, set()).update(address for address, _, _ in receivers)
 
     def _again(self, token: int) -> set[str]:
         """Send to all of a branch what some of it may not have."""
-        kept = self._kept.pop(token, None)
+        kept = self.kept.pop(token, None)
         # Who has got it answers by way of the agent; who gets it only now answers straight.
         return set() if kept is None else self._straight(kept.shares, kept.payload, False)
 
     def through(self, agent: str) -> Iterable[str]:
         """The processes that something was sent to by way of an agent: if it is not reached, what they have may lack
         something."""
-        return self._through.pop(agent, ())
+        return self.sent_through.pop(agent, ())
 
     def after_answers(self, address: str, told_by: str, task: Callable[[], None]) -> None:
         """Call `task` once what a process that has ended had answered by way of its agent is here. The agent sent it
         before it told of the end, but to whom another told that, it may still be on its way."""
         process, host = self._process, host_of(address)
-        agent = next((agent for agent in list(self._through) if host_of(agent) == host), None)
+        agent = next((agent for agent in list(self.sent_through) if host_of(agent) == host), None)
         if agent is None or agent == told_by or not process.ports.expects(address):
             task()
             return
@@ -221,14 +221,14 @@ class Spreads:
 
     def lost(self, address: str) -> None:
         """A process has ended, or cannot be reached."""
-        for token, kept in list(self._kept.items()):
+        for token, kept in list(self.kept.items()):
             if any(agent == address for agent, _ in kept.shares):
                 self._again(token)
-        for key, passed in list(self._passed.items()):
+        for key, passed in list(self.passed.items()):
             if address in (passed.above, key[0]):
-                del self._passed[key]
+                del self.passed[key]
             elif address in passed.below:
-                del self._passed[key]
+                del self.passed[key]
                 self._process.router.send(passed.above, (UNTAKEN, *key), EMPTY)
 
     def _on_untaken(self, sender: str, head: Head, payload: Payload) -> None:
@@ -236,20 +236,20 @@ class Spreads:
         if origin == self._process.address:
             self._again(token)
             return
-        passed = self._passed.pop((origin, token), None)
+        passed = self.passed.pop((origin, token), None)
         if passed is not None:
             self._process.router.send(passed.above, head, EMPTY)
 
     def _on_taken(self, sender: str, head: Head, payload: Payload) -> None:
         _, origin, token = head
         if origin == self._process.address:
-            self._kept.pop(token, None)
+            self.kept.pop(token, None)
             return
-        passed = self._passed.get((origin, token))
+        passed = self.passed.get((origin, token))
         if passed is not None:
             passed.below.discard(sender)
             if not passed.below:
-                del self._passed[origin, token]
+                del self.passed[origin, token]
                 self._process.router.send(passed.above, head, EMPTY)
 
     # -- an agent's part -----------------------------------------------------------------------------------------------
@@ -258,10 +258,10 @@ class Spreads:
         _, origin, token, gather, receivers, below = head
         send = self._process.router.send
         if below:
-            self._passed[origin, token] = _Passed(sender, {agent for agent, _, _ in below})
+            self.passed[origin, token] = _Passed(sender, {agent for agent, _, _ in below})
         for agent, its, further in below:
             if not send(agent, (SPREAD, origin, token, gather, its, further), payload):
-                self._passed.pop((origin, token), None)
+                self.passed.pop((origin, token), None)
                 send(sender, (UNTAKEN, origin, token), EMPTY)
                 break
         self._spread(origin, receivers, payload, gather)

@@ -102,7 +102,7 @@ def _partner(secret: bytes, size: int) -> Iterator[Connection]:
     with text: why it has none."""
     fork = multiprocessing.get_context("fork")
     here, there = fork.Pipe()
-    process = fork.Process(target=_serve, args=(here, there, secret, size), daemon=True)
+    process = fork.Process(target=serve, args=(here, there, secret, size), daemon=True)
     process.start()
     there.close()
     try:
@@ -113,7 +113,7 @@ def _partner(secret: bytes, size: int) -> Iterator[Connection]:
         process.join()
 
 
-def _serve(theirs: Connection, pipe: Connection, secret: bytes, size: int) -> None:
+def serve(theirs: Connection, pipe: Connection, secret: bytes, size: int) -> None:
     theirs.close()
     endpoints = []
     while True:

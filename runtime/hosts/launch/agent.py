@@ -55,7 +55,7 @@ class AgentProcess:
         self._address = ""
         self._ended = ""
         self._undo = ExitStack()
-        self._folder = self._undo.enter_context(private_folder())
+        self.folder = self._undo.enter_context(private_folder())
         host = f"[{machine}]" if ":" in machine else machine
         command = [sys.executable, "-P", "-c", PROGRAM.format(parent=os.getpid())]
         command += [f"--import={name}" for name in imports]
@@ -67,12 +67,12 @@ class AgentProcess:
     def _written(self, credentials: Credentials) -> list[str]:
         """The credentials as files that nobody else can read, and the arguments that name them."""
         for name, data in (credentials.files or {"token": credentials.token.encode()}).items():
-            path = self._folder / name
+            path = self.folder / name
             path.touch(mode=0o600)
             path.write_bytes(data)
         if credentials.files:
-            return ["--tls", str(self._folder)]
-        return ["--token-file", str(self._folder / "token"), "--trusted-network"]
+            return ["--tls", str(self.folder)]
+        return ["--token-file", str(self.folder / "token"), "--trusted-network"]
 
     def _run(self, command: list[str]) -> None:
         try:

@@ -59,7 +59,7 @@ class LaunchedHosts:
     """`monarch.compiler.plan.Hosts` whose agents end with them."""
 
     def __init__(self, launcher: Launcher, attached: AttachedHosts, undo: ExitStack) -> None:
-        self._launcher = launcher
+        self.launcher = launcher
         self.attached = attached
         self._undo = undo
         self._owner = os.getpid()
@@ -70,7 +70,7 @@ class LaunchedHosts:
         return self.attached.addresses
 
     def start(self, mesh: MeshSpec) -> Executor:
-        for number, how in self._launcher.ended().items():
+        for number, how in self.launcher.ended().items():
             raise MonarchError(
                 f"host {number} ({self.addresses[number]}) is gone: {how}",
                 hint="hosts that are lost stay lost: launch them anew.",

@@ -84,10 +84,10 @@ class RayLauncher:
         self._options = dict(options or {})
         self._imports = tuple(imports)
         self._timeout = timeout
-        self._group: Any = None
-        self._actors: list[Any] = []
+        self.group: Any = None
+        self.actors: list[Any] = []
         self._machines: Sequence[str] = ()
-        self._waiting: dict[Any, int] = {}
+        self.waiting: dict[Any, int] = {}
         self._ended: dict[int, str] = {}
 
     def place(self) -> Sequence[str]:
@@ -103,8 +103,8 @@ class RayLauncher:
         from ray.util.placement_group import placement_group
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        self._group = placement_group([self._bundle] * self._nodes, strategy="STRICT_SPREAD")
-        if not self._group.wait(self._timeout):
+        self.group = placement_group([self._bundle] * self._nodes, strategy="STRICT_SPREAD")
+        if not self.group.wait(self._timeout):
             wanted = f"{self._nodes} nodes with {_amounts(self._bundle)} free on each"
             raise MonarchError(
                 f"Ray has not found {wanted} within {self._timeout:g} s", hint=f"its nodes are\n{self._described()}"
@@ -112,38 +112,38 @@ class RayLauncher:
         actor = ray.remote(HostActor)
         cpus, gpus = self._bundle.get("CPU", 0), self._bundle.get("GPU", 0)
         for number in range(self._nodes):
-            where = PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=number)
+            where = PlacementGroupSchedulingStrategy(self.group, placement_group_bundle_index=number)
             options = {"num_cpus": cpus, "num_gpus": gpus, "scheduling_strategy": where, **self._options}
-            self._actors.append(actor.options(**options).remote())
-        self._machines = self._all("have its actor started", [actor.machine.remote() for actor in self._actors])
+            self.actors.append(actor.options(**options).remote())
+        self._machines = self._all("have its actor started", [actor.machine.remote() for actor in self.actors])
         return self._machines
 
     def start(self, credentials: Sequence[Credentials]) -> Sequence[str]:
-        pairs = zip(self._actors, self._machines, credentials, strict=True)
+        pairs = zip(self.actors, self._machines, credentials, strict=True)
         calls = [actor.serve.remote(machine, each, self._imports, self._timeout) for actor, machine, each in pairs]
         served = self._all("start its agent", calls)
         for number, (address, how) in enumerate(served):
             if not address:
                 raise MonarchError(f"host {number}, on Ray's node {self._machines[number]}, did not start: {how}")
-        self._waiting = {actor.wait.remote(): number for number, actor in enumerate(self._actors)}
+        self.waiting = {actor.wait.remote(): number for number, actor in enumerate(self.actors)}
         return [address for address, _ in served]
 
     def ended(self) -> Mapping[int, str]:
-        if not self._waiting:
+        if not self.waiting:
             return self._ended
-        ready, _ = self._ray.wait(list(self._waiting), num_returns=len(self._waiting), timeout=0)
+        ready, _ = self._ray.wait(list(self.waiting), num_returns=len(self.waiting), timeout=0)
         for reference in ready:
             try:
                 how = self._ray.get(reference)
             except self._ray.exceptions.RayError as error:
                 how = f"its Ray actor ended: {error}"
-            self._ended[self._waiting.pop(reference)] = how
+            self._ended[self.waiting.pop(reference)] = how
         return dict(sorted(self._ended.items()))
 
     def close(self) -> None:
         ray = self._ray
-        actors, self._actors = self._actors, []
-        group, self._group = self._group, None
+        actors, self.actors = self.actors, []
+        group, self.group = self.group, None
         if not ray.is_initialized():  # then Ray has ended the actors, and these their agents
             return
         if actors:

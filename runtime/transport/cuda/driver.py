@@ -103,7 +103,7 @@ class Driver:
         """Let other processes open the allocation that holds `address`. It must not be freed before they close it."""
         base, size = (ctypes.c_uint64 * 1)(), (ctypes.c_size_t * 1)()
         handle, capable = _Handle(), (ctypes.c_int * 1)()
-        with self._on(gpu):
+        with self.on(gpu):
             self._call("cuMemGetAddressRange_v2", base, size, ctypes.c_uint64(address))
             self._call("cuPointerGetAttribute", capable, ctypes.c_int(_IS_LEGACY_IPC_CAPABLE), ctypes.c_uint64(base[0]))
             if not capable[0]:
@@ -128,7 +128,7 @@ class Driver:
                     raise CudaFailed("this process sees no GPU")
                 gpu = gpus.index(uuid) if uuid in gpus else 0
                 address = (ctypes.c_uint64 * 1)()
-                with self._on(gpu):
+                with self.on(gpu):
                     self._call(
                         "cuIpcOpenMemHandle_v2",
                         address,
@@ -145,7 +145,7 @@ class Driver:
             found.users -= 1
             if not found.users:
                 del self._opened[handle]
-                with self._on(found.gpu):
+                with self.on(found.gpu):
                     self._call("cuIpcCloseMemHandle", ctypes.c_uint64(found.address))
 
     # -- copying ---------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ class Driver:
     def dmabuf(self, gpu: int, address: int, size: int) -> int:
         """A file descriptor for memory of whole pages; the caller's to close."""
         file = (ctypes.c_int * 1)(-1)
-        with self._on(gpu):
+        with self.on(gpu):
             self._call(
                 "cuMemGetHandleForAddressRange",
                 file,
@@ -202,7 +202,7 @@ class Driver:
     def flush(self) -> None:
         """Make what devices have written visible on the GPUs: those that this was used for."""
         for gpu in list(self._contexts):
-            with self._on(gpu):
+            with self.on(gpu):
                 self._call("cuFlushGPUDirectRDMAWrites", ctypes.c_int(_CURRENT_CONTEXT), ctypes.c_int(_OWNER))
 
     # -- calls -----------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ class Driver:
         return context
 
     @contextmanager
-    def _on(self, gpu: int) -> Iterator[None]:
+    def on(self, gpu: int) -> Iterator[None]:
         """With this thread's calls on a GPU, in the context that PyTorch uses: other threads have none of their own."""
         self._call("cuCtxPushCurrent_v2", self._context(gpu))
         try:
@@ -257,50 +257,50 @@ class Event:
     """A point in a stream."""
 
     def __init__(self, driver: Driver, gpu: int) -> None:
-        self._driver = driver
+        self.loaded = driver
         self._gpu = gpu
         made = (ctypes.c_void_p * 1)()
-        with driver._on(gpu):
+        with driver.on(gpu):
             driver._call("cuEventCreate", made, ctypes.c_uint(_BLOCKING_SYNC | _DISABLE_TIMING))
         self.handle = ctypes.c_void_p(made[0])
 
     def record(self, stream: int) -> None:
-        with self._driver._on(self._gpu):
-            self._driver._call("cuEventRecord", self.handle, ctypes.c_void_p(stream))
+        with self.loaded.on(self._gpu):
+            self.loaded._call("cuEventRecord", self.handle, ctypes.c_void_p(stream))
 
     def wait(self) -> None:
         """Sleep until all before it is done. Raises CudaFailed where some of that has failed."""
-        with self._driver._on(self._gpu):
-            self._driver._call("cuEventSynchronize", self.handle)
+        with self.loaded.on(self._gpu):
+            self.loaded._call("cuEventSynchronize", self.handle)
 
     def close(self) -> None:
-        with self._driver._on(self._gpu):
-            self._driver._call("cuEventDestroy_v2", self.handle)
+        with self.loaded.on(self._gpu):
+            self.loaded._call("cuEventDestroy_v2", self.handle)
 
 
 class Stream:
     """A stream of ours: what is launched there runs in order, and beside all others."""
 
     def __init__(self, driver: Driver, gpu: int) -> None:
-        self._driver = driver
+        self.loaded = driver
         self.gpu = gpu
         made = (ctypes.c_void_p * 1)()
-        with driver._on(gpu):
+        with driver.on(gpu):
             driver._call("cuStreamCreate", made, ctypes.c_uint(_NON_BLOCKING))
         self._handle = ctypes.c_void_p(made[0])
 
     def wait(self, event: Event) -> None:
         """Begin nothing more before the event."""
-        with self._driver._on(self.gpu):
-            self._driver._call("cuStreamWaitEvent", self._handle, event.handle, ctypes.c_uint(0))
+        with self.loaded.on(self.gpu):
+            self.loaded._call("cuStreamWaitEvent", self._handle, event.handle, ctypes.c_uint(0))
 
     def copy(self, target: Place, source: Place) -> None:
         """Launch a copy of all of `source` to the beginning of `target`."""
         size = ctypes.c_size_t(source.size)
         if not source.size:
             return
-        driver, to, here = self._driver, target.gpu, source.gpu
-        with driver._on(self.gpu):
+        driver, to, here = self.loaded, target.gpu, source.gpu
+        with driver.on(self.gpu):
             if to is None:
                 driver._call(
                     "cuMemcpyDtoHAsync_v2",
@@ -339,31 +339,31 @@ class Stream:
 
     def record(self) -> Event:
         """The end of all that was launched here so far."""
-        event = Event(self._driver, self.gpu)
+        event = Event(self.loaded, self.gpu)
         event.record(self._handle.value or 0)
         return event
 
     def close(self) -> None:
-        with self._driver._on(self.gpu):
-            self._driver._call("cuStreamDestroy_v2", self._handle)
+        with self.loaded.on(self.gpu):
+            self.loaded._call("cuStreamDestroy_v2", self._handle)
 
 
 # -- this process ------------------------------------------------------------------------------------------------------
 
-_driver: Driver | None = None
+loaded: Driver | None = None
 _lock = threading.Lock()
 _forked = False
 
 
 def here() -> Driver:
     """This process's driver. Raises CudaFailed where there is none."""
-    global _driver
+    global loaded
     with _lock:
         if _forked:
             raise CudaFailed("this process was forked from one that has used a GPU: it has to be spawned instead")
-        if _driver is None:
-            _driver = Driver()
-        return _driver
+        if loaded is None:
+            loaded = Driver()
+        return loaded
 
 
 def missing() -> str | None:
@@ -402,7 +402,7 @@ _lent = threading.local()
 def as_if_here(call: Callable[[], None]) -> Callable[[], None]:
     """The call, for another thread: it waits for what PyTorch launches on the streams that are current for this one."""
     torch = sys.modules.get("torch")
-    if not (_driver is not None and _driver.used) and not (torch is not None and torch.cuda.is_initialized()):
+    if not (loaded is not None and loaded.used) and not (torch is not None and torch.cuda.is_initialized()):
         return call
     try:
         streams = {gpu: current_stream(gpu) for gpu in range(len(here().uuids()))}
@@ -420,10 +420,10 @@ def as_if_here(call: Callable[[], None]) -> Callable[[], None]:
 
 
 def _after_fork() -> None:
-    global _driver, _lock, _forked
+    global loaded, _lock, _forked
     _lock = threading.Lock()
-    _forked = _forked or (_driver is not None and _driver.used)
-    _driver = None
+    _forked = _forked or (loaded is not None and loaded.used)
+    loaded = None
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -33,7 +33,7 @@ class Lane:
     def __init__(self, name: str, broken: Callable[[BaseException], None]) -> None:
         self._name = name
         self._broken = broken
-        self._jobs: deque[Job] = deque()
+        self.jobs: deque[Job] = deque()
         self._begun: deque[Job] = deque()
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -43,17 +43,17 @@ class Lane:
     @property
     def busy(self) -> bool:
         """Takes no lock: a job has begun here before it waits no more."""
-        return bool(self._jobs or self._begun)
+        return bool(self.jobs or self._begun)
 
     def add(self, job: Job, wait: bool = True) -> bool:
         """Gives whether it was taken: not once the lane is closed. Waits while there are very many, unless told not
         to."""
         with self._changed:
-            while wait and len(self._jobs) >= _MOST and not self._closed:
+            while wait and len(self.jobs) >= _MOST and not self._closed:
                 self._changed.wait()
             if self._closed:
                 return False
-            self._jobs.append(job)
+            self.jobs.append(job)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name=self._name, daemon=True)
                 self._thread.start()
@@ -84,7 +84,7 @@ class Lane:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self._jobs and not self._begun:
+                while not self.jobs and not self._begun:
                     if self._closed:
                         break
                     self._changed.wait()
@@ -92,7 +92,7 @@ class Lane:
                     job = self._next()
                     if job is not None:
                         self._begun.append(job)
-                        self._jobs.popleft()
+                        self.jobs.popleft()
             if not self._begun:
                 break
             if job is not None:
@@ -108,9 +108,9 @@ class Lane:
 
     def _next(self) -> Job | None:
         """What can begin now, if anything."""
-        if not self._jobs or len(self._begun) >= _AHEAD:
+        if not self.jobs or len(self._begun) >= _AHEAD:
             return None
-        first = self._jobs[0]
+        first = self.jobs[0]
         if self._begun and (first.alone or self._begun[-1].alone):
             return None
         return first

@@ -85,8 +85,8 @@ class CudaLink(ShmLink):
         self._ours = pid == os.getpid()
         self._streams: dict[int, Stream] = {}
         self._latest: tuple[int, Event] | None = None
-        self._lane = Lane(f"monarch-cuda-{self.peer.process[:8]}", self._lane_broken)
-        transport.lanes.add(self._lane)
+        self.lane = Lane(f"monarch-cuda-{self.peer.process[:8]}", self._lane_broken)
+        transport.lanes.add(self.lane)
 
     @property
     def chosen(self) -> str:
@@ -139,14 +139,14 @@ class CudaLink(ShmLink):
             self._added(copy)
 
     def fetch_add(self, region: Region, offset: int, value: int) -> Work:
-        if not self._lane.busy:
+        if not self.lane.busy:
             return super().fetch_add(region, offset, value)
         self.can_send()
         self.check(region, offset, WORD)
         return self._later(lambda: StreamLink.fetch_add(self, region, offset, value))
 
     def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Work:
-        if not self._lane.busy:
+        if not self.lane.busy:
             return super().compare_swap(region, offset, expected, desired)
         self.can_send()
         self.check(region, offset, WORD)
@@ -156,7 +156,7 @@ class CudaLink(ShmLink):
 
     def _is_plain(self, memory: Memory, region: Region) -> bool:
         """Whether it is between memory of hosts, and nothing is to be waited for."""
-        return not self._lane.busy and "cuda" not in region.details and buffers.device_of(memory) == "cpu"
+        return not self.lane.busy and "cuda" not in region.details and buffers.device_of(memory) == "cpu"
 
     def _checked(
         self, memory: Memory, region: Region, offset: int, signal: Signal | None = None, writable: bool = False
@@ -196,7 +196,7 @@ class CudaLink(ShmLink):
         )
 
     def _added(self, copy: _Copy) -> Pending:
-        if not self._lane.add(copy, wait=not self.loop.here()):
+        if not self.lane.add(copy, wait=not self.loop.here()):
             copy.release()
             copy.fail(self._fresh())
         return copy.pending
@@ -204,7 +204,7 @@ class CudaLink(ShmLink):
     def _later(self, start: Callable[[], Work], after: Event | None = None, posted: bool = False) -> Pending:
         """Start it in its turn. It closes `after`, if it is started at all."""
         job = _Other(self, start, after, posted)
-        if not self._lane.add(job, wait=not self.loop.here()):
+        if not self.lane.add(job, wait=not self.loop.here()):
             job.refuse(self._fresh())
         return job.pending
 
@@ -264,32 +264,32 @@ class CudaLink(ShmLink):
 
     def begin_to_close(self) -> None:
         if not self.loop.here() and self._error is None:
-            self._lane.drain(_CLOSING)
+            self.lane.drain(_CLOSING)
         super().begin_to_close()
 
     def await_end(self, seconds: float) -> None:
         super().await_end(seconds)
         if not self.loop.here():
-            self._lane.join(seconds)
+            self.lane.join(seconds)
 
     def _gone_from(self, reach: Reach, work: int) -> None:
         # Closing a mapping may wait for the GPU, which the I/O thread must not.
         closing = _Closing(lambda: ShmLink._gone_from(self, reach, work))
         open_here = isinstance(reach, GpuReach) and reach.mapped is not None
-        if not open_here or not self._lane.add(closing, wait=False):
+        if not open_here or not self.lane.add(closing, wait=False):
             super()._gone_from(reach, work)
 
     def ended(self, error: LinkLost) -> None:
-        mapped = {key: reach for key, reach in self._reaches.items() if isinstance(reach, GpuReach)}
+        mapped = {key: reach for key, reach in self.reaches.items() if isinstance(reach, GpuReach)}
         for key in mapped:
-            del self._reaches[key]
+            del self.reaches[key]
         super().ended(error)
-        self._lane.close(lambda: self._give_up(mapped.values()))
+        self.lane.close(lambda: self._give_up(mapped.values()))
 
     def _give_up(self, mapped: Iterable[GpuReach]) -> None:
         for reach in mapped:
             reach.drop(reach.free)
-        self._cuda.lanes.discard(self._lane)
+        self._cuda.lanes.discard(self.lane)
         for stream in self._streams.values():
             stream.close()
         self._streams.clear()

@@ -155,12 +155,12 @@ class VerbsLink(StreamLink):
     ) -> None:
         super().__init__(stream, "verbs", reasons)
         self._verbs = transport
-        self._connection = connection
+        self.connection = connection
         self._schedule = Schedule(SENDS, CREDITS, connection.way.port.max_message)
         self._turn = threading.Lock()
         self._changed = threading.Condition(self._turn)
         # The peer's regions: None for one that its device does not reach.
-        self._reaches: dict[tuple[int, str], Reach | None] = {}
+        self.reaches: dict[tuple[int, str], Reach | None] = {}
         self._opening: dict[tuple[int, str], Pending] = {}
         self._leaving: list[Reach] = []
         # This process's regions that the peer has opened, and those of them that are being dropped.
@@ -192,7 +192,7 @@ class VerbsLink(StreamLink):
 
     @property
     def chosen(self) -> str:
-        return f"{self._verbs.device_name} {self._connection.way}, with {self._verbs.library_name}"
+        return f"{self._verbs.device_name} {self.connection.way}, with {self._verbs.library_name}"
 
     def begin_to_close(self) -> None:
         if not self.loop.here():
@@ -309,7 +309,7 @@ class VerbsLink(StreamLink):
         """The region as the device reaches it; asks its owner, the first time. None where it does not."""
         name = (region.number, region.key)
         try:
-            return self._reaches[name]
+            return self.reaches[name]
         except KeyError:
             pass
         if self.loop.here():
@@ -323,7 +323,7 @@ class VerbsLink(StreamLink):
             self.tell({"open": region.number, "key": region.key})
         opening.wait()
         try:
-            return self._reaches[name]
+            return self.reaches[name]
         except KeyError:
             raise _dropped(region.number) from None
 
@@ -336,9 +336,9 @@ class VerbsLink(StreamLink):
             found = message.get("reach")
             if found is not None:
                 address, remote_key, size, writable, words = integers(found, 5)
-                self._reaches[name] = Reach(number, address, remote_key, size, bool(writable), bool(words))
+                self.reaches[name] = Reach(number, address, remote_key, size, bool(writable), bool(words))
             elif "refused" not in message:
-                self._reaches[name] = None
+                self.reaches[name] = None
         if "refused" in message:
             opening.fail(_Refused(str(message["refused"])[:300]))
         else:
@@ -347,8 +347,8 @@ class VerbsLink(StreamLink):
     def _drop(self, number: int) -> None:
         """The owner drops a region: leave it, and say so once nothing is under way there."""
         with self._turn:
-            for name in [name for name in self._reaches if name[0] == number]:
-                reach = self._reaches.pop(name)
+            for name in [name for name in self.reaches if name[0] == number]:
+                reach = self.reaches.pop(name)
                 if reach is not None:
                     self._schedule.drop(reach, _dropped(number))
                     self._leaving.append(reach)
@@ -420,8 +420,8 @@ class VerbsLink(StreamLink):
         return ended
 
     def _post(self, request: Request) -> None:
-        pair, number, job = self._connection.pair, request.number, request.job
-        start, slot, slot_key = self._connection.copied(number)
+        pair, number, job = self.connection.pair, request.number, request.job
+        start, slot, slot_key = self.connection.copied(number)
         if request.what == "move":
             assert job is not None
             address, key = job.address + request.start, job.key
@@ -440,7 +440,7 @@ class VerbsLink(StreamLink):
                 assert job.word is not None
                 region, offset, value = job.word[0].number, job.word[1], job.word[2]
             _MESSAGE.pack_into(
-                self._connection.bytes,
+                self.connection.bytes,
                 start,
                 region,
                 offset,
@@ -454,7 +454,7 @@ class VerbsLink(StreamLink):
     def _serve(self, events: int) -> None:
         """Take what the device has finished, on the I/O thread."""
         try:
-            taken = self._connection.completions.take()
+            taken = self.connection.completions.take()
             failed = next((one for one in taken if one.status != adapter.SUCCESS), None)
             with self._turn:
                 ended: list[Job] = []
@@ -478,8 +478,8 @@ class VerbsLink(StreamLink):
         """Do what a message says; raises ValueError for one that this peer may not send."""
         if one.size != _MESSAGE.size:
             raise ValueError(f"the peer sent a message of {one.size} bytes")
-        region, offset, value, consumed, stores, confirm = self._connection.message(one.number)
-        self._connection.receive(one.number)
+        region, offset, value, consumed, stores, confirm = self.connection.message(one.number)
+        self.connection.receive(one.number)
         self._schedule.ready()
         ended = self._schedule.heard(consumed)
         if stores:
@@ -513,11 +513,11 @@ class VerbsLink(StreamLink):
 
     def ended(self, error: LinkLost) -> None:
         self._verbs.links.discard(self)
-        self.loop.unwatch(self._connection.completions.fd)
+        self.loop.unwatch(self.connection.completions.fd)
         with self._turn:
             # What the device took before the peer closed its end is still stored.
             self._take_last()
-            self._connection.close()
+            self.connection.close()
             jobs = self._schedule.unfinished()
             self._changed.notify_all()
         for job in jobs:
@@ -525,7 +525,7 @@ class VerbsLink(StreamLink):
 
     def _take_last(self) -> None:
         try:
-            for one in self._connection.completions.take():
+            for one in self.connection.completions.take():
                 if one.received and one.status == adapter.SUCCESS:
                     self._received(one)
         except (VerbsFailed, CudaFailed, ValueError):

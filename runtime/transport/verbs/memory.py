@@ -99,7 +99,7 @@ class Memories:
         if owned.writable:
             access |= adapter.REMOTE_WRITE | adapter.LOCAL_WRITE
         try:
-            region = self._register(owned.device, owned.address, owned.size, access)
+            region = self.register(owned.device, owned.address, owned.size, access)
         except VerbsFailed as error:
             _log.warning("region %d is out of the device's reach: %s", owned.number, error)
             return
@@ -171,7 +171,7 @@ class Memories:
             _log.warning("%d bytes of host memory cannot be registered: %s", size, error)
             return Local(tensor, address, size, reached=False)
 
-    def _register(self, device: str, address: int, size: int, access: int) -> MemoryRegion:
+    def register(self, device: str, address: int, size: int, access: int) -> MemoryRegion:
         if device == "cpu":
             return self._device.register(address, size, access)
         if self._driver is None:
@@ -183,7 +183,7 @@ class Memories:
 
     def _for_a_while(self, device: str, address: int, size: int, write: bool) -> Registered:
         access = 0 if write else adapter.LOCAL_WRITE
-        return Registered(self._register(device, address, size, access), address, size, not write)
+        return Registered(self.register(device, address, size, access), address, size, not write)
 
     def _around(self, address: int, size: int, writable: bool) -> Registered | None:
         """What is registered for peers anyway and has all of these bytes, held."""

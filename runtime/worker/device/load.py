@@ -46,7 +46,7 @@ class GpuKernel:
             if operand >= 0 and not (isinstance(kernel, Kernel) and may_overwrite(kernel, output, operand)):
                 raise MonarchError(f"output {output} of kernel {kernel.name} cannot overwrite operand {operand}")
         with _current(device):
-            self.launches = [(launch, _launcher(kernel, binary, launch)) for launch in binary.launches]
+            self.launches = [(launch, launcher_of(kernel, binary, launch)) for launch in binary.launches]
         self.scratch = [torch.empty(numel, dtype=dtype, device=device) for dtype, numel in binary.scratch]
         self.error = torch.zeros(1, dtype=torch.int32, device=device)
 
@@ -85,7 +85,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
     return moved(tensor, tensor.stride()) if tensor.data_ptr() % _ALIGNED else tensor
 
 
-def _launcher(kernel: Kernel | TemplateCall, binary: KernelBinary, launch: LaunchBinary) -> Callable[..., None]:
+def launcher_of(kernel: Kernel | TemplateCall, binary: KernelBinary, launch: LaunchBinary) -> Callable[..., None]:
     """What takes the pointers and constants of a launch, on the current device and stream."""
     from triton.compiler import CompiledKernel
 

@@ -23,8 +23,8 @@ from monarch.runtime.control.security import is_loopback, show_certificate
 if TYPE_CHECKING:
     from typing import Self
 
-_IN_CLUSTER = "https://kubernetes.default.svc"
-_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+IN_CLUSTER = "https://kubernetes.default.svc"
+ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 """What Kubernetes mounts into a pod."""
 _PLUGIN_SECONDS = 60.0
 _UNKNOWN = ("proxy-url", "tls-server-name", "auth-provider", "as", "username")
@@ -64,14 +64,14 @@ class KubeConfig:
 
 def _from_pod() -> Access:
     try:
-        token = (_ACCOUNT / "token").read_text().strip()
-        authority = (_ACCOUNT / "ca.crt").read_text()
+        token = (ACCOUNT / "token").read_text().strip()
+        authority = (ACCOUNT / "ca.crt").read_text()
     except OSError as error:
         raise MonarchError(
             f"this program does not run in a pod with a service account: {error}",
             hint="elsewhere give a kubeconfig: KubernetesJob(…, kubeconfig=KubeConfig.from_path('~/.kube/config')).",
         ) from None
-    return _access(_IN_CLUSTER, ssl.create_default_context(cadata=authority), token)
+    return _access(IN_CLUSTER, ssl.create_default_context(cadata=authority), token)
 
 
 def _from_file(file: Path) -> Access:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from monarch.compiler.cli.load import _PATH
+from monarch.compiler.cli.load import PATH
 from monarch.compiler.cli.screen import clean
 from monarch.compiler.cli.values import read_mesh
 from monarch.compiler.errors import MonarchError
@@ -290,7 +290,7 @@ def test_any_text_as_a_mesh_is_a_mesh_or_an_error(text: str) -> None:
 
 @given(st.text(alphabet="ab().1_ ", max_size=12))
 def test_what_looks_like_a_path_to_a_program_is_made_of_names_and_calls(text: str) -> None:
-    if _PATH.fullmatch(text):
+    if PATH.fullmatch(text):
         assert all(part.removesuffix("()").isidentifier() for part in text.split("."))
 
 

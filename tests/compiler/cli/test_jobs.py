@@ -20,7 +20,7 @@ import pytest
 
 from monarch.compiler.cli.hosts import main
 from monarch.job import LocalJob, job_load
-from monarch.stdlib.jobs.local import _start_of
+from monarch.stdlib.jobs.local import start_of
 from tests import python
 from tests.compiler.cli.test_hosts import command
 
@@ -94,9 +94,9 @@ def test_a_job_of_processes_is_applied_runs_commands_and_is_killed(folder: Path)
     assert monarch(folder, "shell", "--point", "hosts=1", given="exit 4\n")[0] == 4
 
     hosts = [pid for pid, _ in job_load(folder / ".monarch/job_state.pkl")._started]  # type: ignore[attr-defined]
-    assert len(hosts) == 3 and all(map(_start_of, hosts))
+    assert len(hosts) == 3 and all(map(start_of, hosts))
     assert monarch(folder, "kill")[::2] == (0, "")
-    assert not any(map(_start_of, hosts))
+    assert not any(map(start_of, hosts))
     for again in ("kill", "exec"):
         status, out, err = monarch(folder, again, *["true"] * (again == "exec"))
         assert status == 2 and "no job is applied: there is no .monarch/job_state.pkl" in err

@@ -131,8 +131,8 @@ def test_composites_share_what_they_consist_of_where_all_but_the_operands_is_equ
         graph = DecomposeSplit().run(parse_graph(text.format(first=first, second=second)), Context(CompileOptions()))
         return [number for node in graph.calls for number in node.args if isinstance(number, float)]
 
-    before = len(decompose._TRACED)
-    assert numbers("0.375", "0.375") == [0.375, 0.375] and len(decompose._TRACED) == before + 1
+    before = len(decompose.TRACED)
+    assert numbers("0.375", "0.375") == [0.375, 0.375] and len(decompose.TRACED) == before + 1
     assert numbers("0.0", "-0.0") == [0.0, 0.0]
     assert [math.copysign(1, number) for number in numbers("0.0", "-0.0")] == [1.0, -1.0]
 

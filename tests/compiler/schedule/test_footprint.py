@@ -11,7 +11,7 @@ from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan, Step
 from monarch.compiler.plan.report import held, peak
-from monarch.compiler.schedule.footprint import _gives_list
+from monarch.compiler.schedule.footprint import gives_list
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
 from tests.compiler.inspect.programs import training_plan, training_step
@@ -128,4 +128,4 @@ def test_a_plan_without_a_report() -> None:
 
 
 def test_a_local_op_that_cannot_run_without_data_gives_one_tensor() -> None:
-    assert {op for op in LOCAL_OPS if _gives_list(op)} <= {"kernel", "out_of_place"}
+    assert {op for op in LOCAL_OPS if gives_list(op)} <= {"kernel", "out_of_place"}

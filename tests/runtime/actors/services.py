@@ -16,6 +16,7 @@ import torch
 import monarch
 from monarch.actor import Actor, Port, ProcMesh, ValueMesh, current_rank, endpoint, this_host
 from monarch.distributed import Mesh
+from monarch.runtime.actors.processes import current
 from tests.runtime.actors.conftest import WAIT
 
 
@@ -107,7 +108,7 @@ class Service(Actor):
     @endpoint
     def waiting(self) -> int:
         """How many tensors wait for a program here."""
-        return len(monarch.actor.context().actor_instance._process.programs._gifts)
+        return len(current.process().programs.gifts)
 
     @endpoint
     def maps(self) -> int:
@@ -173,6 +174,6 @@ def values(reply: Any) -> list[Any]:
 @monarch.remote
 def lent() -> int:
     """How many messages are still to be read here."""
-    from monarch.runtime.worker.exchange import _of_mesh
+    from monarch.runtime.worker.exchange import of_mesh
 
-    return sum(len(loans._lent) + len(loans._read) for loans in _of_mesh.values())
+    return sum(len(loans.lent) + len(loans.read_early) for loans in of_mesh.values())

@@ -362,9 +362,9 @@ class Guardian(Owner):
     @endpoint
     def cut(self, address: str) -> None:
         network = current.process().router.network
-        (link,) = network._links[address]
-        assert link._stream is not None
-        link._stream.shutdown()
+        (link,) = network.links[address]
+        assert link.stream is not None
+        link.stream.shutdown()
 
 
 def test_what_is_owned_from_another_host_is_lost_with_the_connection(hosts: HostMesh) -> None:

@@ -26,6 +26,7 @@ from monarch.actor import (
     this_proc,
 )
 from monarch.distributed import Mesh
+from monarch.runtime.actors.processes import current
 from monarch.runtime.controller.state import Step
 from monarch.runtime.shared import wire
 from tests import python
@@ -72,9 +73,9 @@ def test_who_waits_in_a_collective_is_told(
 def test_a_worker_that_fails_itself_leaves_the_actors_alive(service: Service, mesh: Mesh) -> None:
     x = monarch.distribute(torch.ones(4), mesh, "[@data]")
     executor: Any = mesh.executor
-    with executor._lock:  # a command that there is not
-        executor._connection.command(Step("nothing"), wire.numbers(99))
-        executor._connection.publish()
+    with executor.connection.lock:  # a command that there is not
+        executor.connection.command(Step("nothing"), wire.numbers(99))
+        executor.connection.publish()
     with pytest.raises(DeviceMeshError, match="worker data=. ended of KeyError: 99"):
         (x + 1).full_tensor()
     assert values(service.get.call("alive")) == ["alive"] * 2
@@ -124,7 +125,7 @@ class Limited(Actor):
 def test_a_process_that_can_open_no_more_files_starts_no_worker(procs: ProcMesh, service: Service, more: int) -> None:
     limited = procs.spawn("limited", Limited)
     before = values(service.maps.call())
-    driven = monarch.actor.context().actor_instance._process.programs.driven
+    driven = current.process().programs.driven
     limited.slice(data=1).limit.call_one(more).get(WAIT)  # type: ignore[attr-defined]
     with pytest.raises(MonarchError, match=r"cannot start the workers of mesh<data=2>: .*[Tt]oo many"):
         monarch.distribute(torch.ones(2), Mesh(procs=procs))

@@ -32,6 +32,7 @@ from monarch.actor import (
 )
 from monarch.compiler.inspect.trace import load_trace
 from monarch.distributed import Mesh
+from monarch.runtime.actors.processes import current
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.services import Service, lent, mesh, procs, service, values
 
@@ -100,7 +101,7 @@ def test_several_meshes_one_after_the_other_and_at_once(procs: ProcMesh, service
 def test_a_mesh_that_is_dropped_ends_its_workers(procs: ProcMesh, service: Service) -> None:
     before = values(service.maps.call())
     mesh = Mesh(procs=procs)
-    driven = monarch.actor.context().actor_instance._process.programs.driven
+    driven = current.process().programs.driven
     assert monarch.distribute(torch.ones(2), mesh, "[@data]").sum().item() == 2
     (workers,) = driven.values()
     del mesh

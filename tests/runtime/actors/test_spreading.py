@@ -105,9 +105,9 @@ class Peer(Actor):
         """Call those of another host, have them end, and take nothing from their agent until one has."""
         process = current.process()
         others.heard.call().get(WAIT)
-        (agent,) = process.spreads._through
-        (link,) = process.router.network._links[agent]
-        stream, ended, held = link._stream, process._handlers[ENDED], []
+        (agent,) = process.spreads.sent_through
+        (link,) = process.router.network.links[agent]
+        stream, ended, held = link.stream, process.handlers[ENDED], []
         assert stream is not None
 
         def hear(sender: str, head: Head, payload: Payload) -> None:
@@ -116,7 +116,7 @@ class Peer(Actor):
                 process.router.watch(stream.fileno(), held.pop())
 
         process.handle(ENDED, hear)
-        held.append(link._ready)
+        held.append(link.ready)
         process.router.forget(stream.fileno())
         answers = others.pid.call()
         stop = procs.stop()
@@ -131,7 +131,7 @@ class Peer(Actor):
         spreading.FAN_OUT = fan_out
         others.heard.call().get(WAIT)
         waiting = others.hang.call(rank)
-        for link in process.router.network._links[others._agents[-1]]:  # type: ignore[attr-defined]
+        for link in process.router.network.links[others._agents[-1]]:  # type: ignore[attr-defined]
             link.close()
         try:
             waiting.get(WAIT)
@@ -222,11 +222,11 @@ def came(hosts: HostMesh, monkeypatch: pytest.MonkeyPatch) -> Counter[int]:
     process, kinds = current.process(), Counter[int]()
     for kind in (REPLY, REPLIES):
 
-        def counted(sender: str, head: Head, payload: Payload, handle=process._handlers[kind]) -> None:  # type: ignore[no-untyped-def]
+        def counted(sender: str, head: Head, payload: Payload, handle=process.handlers[kind]) -> None:  # type: ignore[no-untyped-def]
             kinds[head[0]] += 1
             handle(sender, head, payload)
 
-        monkeypatch.setitem(process._handlers, kind, counted)
+        monkeypatch.setitem(process.handlers, kind, counted)
     return kinds
 
 
@@ -315,7 +315,7 @@ def test_what_cannot_be_sent_keeps_nothing_back(hosts: HostMesh, monkeypatch: py
     peers.tell.broadcast(1)
     assert peers.heard.call().get(WAIT).values() == [[1]] * 4
     assert heard(peers, 1, 1) == [1]
-    assert not current.process().spreads._kept
+    assert not current.process().spreads.kept
 
 
 def test_what_was_answered_counts_whoever_hears_first_of_the_end(hosts: HostMesh) -> None:
@@ -369,5 +369,5 @@ def test_to_many_hosts_it_goes_along_a_tree_of_them(
             assert three.addresses[0] in faults.get(timeout=WAIT).reason
         others.tell.broadcast(100)
         assert others.heard.call().get(WAIT).values() == [list(range(101))] * 4
-        while current.process().spreads._kept:  # until the last agent has said that it has it
+        while current.process().spreads.kept:  # until the last agent has said that it has it
             pass

@@ -162,7 +162,7 @@ def test_everyone_who_lives_gets_everything_in_order(
         if actor in network.processes:
             assert network.processes[actor].got == sent[actor]
     for process in network.processes.values():
-        assert not process.spreads._kept and not process.spreads._passed
+        assert not process.spreads.kept and not process.spreads.passed
 
 
 @pytest.mark.parametrize("name", [8, 63, 253])

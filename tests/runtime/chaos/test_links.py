@@ -50,7 +50,7 @@ def test_what_is_dropped_does_not_come(ends: Ends) -> None:
     link, near, far = ends
     link.drop()
     near.sendall(b"first")
-    while link._spoil is not None:  # it has been read
+    while link.spoil is not None:  # it has been read
         threading.Event().wait(0.001)
     near.sendall(b"second")
     assert far.recv(9) == b"second"

@@ -40,7 +40,7 @@ class LoopbackTree:
         self._least: dict[int, dict[int, tuple[int, ...]]] = {}
         self._lock = threading.Lock()
         self._queues: list[queue.Queue[Any]] = []
-        self._services: list[HostService] = []
+        self.services: list[HostService] = []
         self._threads: list[threading.Thread] = []
         for host in self.hosts:
             self._open(host)
@@ -52,7 +52,7 @@ class LoopbackTree:
     def _open(self, host: Named) -> None:
         number = self.hosts.index(host)
         self._queues.append(queue.Queue())
-        self._services.append(HostService(self._reply(number), "127.0.0.1", None))
+        self.services.append(HostService(self._reply(number), "127.0.0.1", None))
         self._threads.append(threading.Thread(target=self._serve, args=(number,)))
         self._threads[-1].start()
 
@@ -82,8 +82,8 @@ class LoopbackTree:
                 refused = {"message": self.refuses[number], "hint": "", "place": int(message.head["host"])}
                 self._reply(number)(Message("refused", message.mesh, head=refused))
             else:
-                self._services[number].receive(message)
-        self._services[number].detached()
+                self.services[number].receive(message)
+        self.services[number].detached()
 
     def _reply(self, number: int) -> Callable[[Message], None]:
         def reply(message: Message) -> None:

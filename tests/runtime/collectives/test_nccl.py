@@ -294,7 +294,7 @@ def communicator(library: Any, words: list[int]) -> Communicator:
         all_gather=lambda dims, along: None,
     )
     made = Communicator(collectives, ["w"], library, Watch())  # type: ignore[arg-type]
-    made.step, made._backend = 3, object()
+    made.step, made.backend = 3, object()
     return made
 
 
@@ -308,18 +308,18 @@ def test_who_waits_where_nobody_looks_is_woken() -> None:
     with pytest.raises(Aborted, match="worker 1 failed"):
         one.wait(work), one.finish()
     assert library.aborted.is_set()
-    one._watch.stop()
+    one.watch.stop()
 
 
 def test_what_a_library_says_of_a_work_fails_the_step() -> None:
     library: Any = SimpleNamespace(abort=lambda group: None, failed=lambda work: RuntimeError("unhandled system error"))
     one = communicator(library, [0] * 64)
-    one._explained = lambda error: MonarchError(str(error))  # type: ignore[method-assign]
+    one.explained = lambda error: MonarchError(str(error))  # type: ignore[method-assign]
     one.start(torch.device("cpu"), lambda group: SimpleNamespace(wait=lambda: None))
     with pytest.raises(MonarchError, match="unhandled system error"):
         one.finish()
     one.finish()  # there is nothing of that step any more
-    one._watch.stop()
+    one.watch.stop()
 
 
 # -- finding each other ----------------------------------------------------------------------------------------------

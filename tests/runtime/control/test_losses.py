@@ -322,7 +322,7 @@ def test_without_a_bound_to_reconnect_a_cut_ends_the_session() -> None:
 
 def test_a_stranger_who_names_a_session_does_not_end_its_connection() -> None:
     with running(1) as hosts, attached(hosts) as tree, raw(hosts[0].address) as stream:
-        (name,) = hosts[0].agent._sessions
+        (name,) = hosts[0].agent.sessions
         answers = Subscriber(tree)
         stranger = ControllerHandshake(token_security().secret, release(), Session(name, bytes(32)))
         stream.write(stranger.hello())

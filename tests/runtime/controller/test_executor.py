@@ -142,8 +142,8 @@ def test_calls_return_before_the_work_is_done_and_run_far_ahead(executor: MeshEx
     ahead = 0
     for _ in range(3 * settings.steps_ahead):
         (handle,) = executor.run(plan, [handle])
-        executor._connection.refresh()
-        ahead = max(ahead, executor._state.next_command - executor._state.finished_commands)
+        executor.connection.refresh()
+        ahead = max(ahead, executor.state.next_command - executor.state.finished_commands)
     assert ahead <= settings.steps_ahead + 16  # so many steps run before it is looked how far the workers are
     assert torch.equal(executor.shards(handle, [3])[0], torch.full((64, 64), 3.0 * settings.steps_ahead))
 
@@ -157,12 +157,12 @@ def test_steps_over_hosts_send_no_control_messages() -> None:
         build.output(total, whole((1, 300_000)))
         plan, value = build.plan(), torch.ones(4, 300_000)
         executor.wait(executor.run(plan, [value])[0])
-        before = executor._connection.link_messages()
+        before = executor.connection.link_messages()
         assert before > 0
         for _ in range(20):
             (out,) = executor.run(plan, [value])
         executor.wait(out)
-        assert executor._connection.link_messages() == before
+        assert executor.connection.link_messages() == before
 
 
 def test_large_inputs_wait_for_room(executor: MeshExecutor) -> None:
@@ -324,19 +324,26 @@ def test_small_results_of_steps_that_fail_and_those_that_are_donated(executor: M
     assert executor.shards(new, [0])[0].tolist() == [8]
 
 
-def test_a_plan_is_dropped_with_the_last_object_that_stands_for_it() -> None:
+def test_a_plan_is_dropped_with_the_last_object_that_stands_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     with MeshExecutor(MeshSpec.of(w=2)) as executor:
+        give, given = executor.connection.command, []
+
+        def command(step: Any, *args: Any, **kwargs: Any) -> None:
+            given.append(step.name)
+            give(step, *args, **kwargs)
+
+        monkeypatch.setattr(executor.connection, "command", command)
         type_ = whole((3,))
         first, same = add_one(executor.mesh, type_).plan(), add_one(executor.mesh, type_).plan()
         executor.run(first, [torch.zeros(3)])
         executor.run(same, [torch.zeros(3)])
-        assert len(executor._records) == 1
+        assert given.count("load") == 1
         del first
         executor.held_values()
-        assert len(executor._records) == 1
+        assert "unload" not in given
         del same
         executor.held_values()
-        assert not executor._records
+        assert given.count("unload") == 1
         plan = add_one(executor.mesh, type_).plan()
         assert executor.shards(executor.run(plan, [torch.zeros(3)])[0], [0])[0].tolist() == [1, 1, 1]
 
@@ -498,7 +505,7 @@ def test_an_interrupt_before_a_command_is_given_leaves_no_trace(monkeypatch: pyt
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(executor._connection, "_try", interrupt)
+            patch.setattr(executor.connection, "try_to_give", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 executor.put(torch.zeros(3), type_)
         assert torch.equal(executor.shards(handle)[0], torch.ones(3)) and executor.held_values() == [1, 1]
@@ -522,7 +529,7 @@ def test_an_interrupt_behind_a_command_leaves_a_step_that_ran(monkeypatch: pytes
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(executor._connection, "_taken", interrupt)
+            patch.setattr(executor.connection, "taken", interrupt)
             with pytest.raises(KeyboardInterrupt):
                 executor.run(plan, [state[0]], bind)
         executor.settle()

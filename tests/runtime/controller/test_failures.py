@@ -197,7 +197,7 @@ def test_nothing_that_failed_is_left_on_the_workers() -> None:
 
 
 def test_a_plan_that_a_worker_cannot_build(executor: MeshExecutor) -> None:
-    if not isinstance(executor._connection, LocalConnection):
+    if not isinstance(executor.connection, LocalConnection):
         pytest.skip("what goes to other hosts is checked before it is sent")
     build = Building(MESH, "wrong")
     x = build.input(whole((2,)))

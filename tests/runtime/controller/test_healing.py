@@ -150,15 +150,15 @@ def test_what_was_done_is_read_from_those_that_live(executor: MeshExecutor) -> N
 
 
 def test_a_death_while_the_mesh_is_healed(executor: MeshExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, renew, victims = Loop(executor), executor._connection.renew, [1, 2]
+    loop, renew, victims = Loop(executor), executor.connection.renew, [1, 2]
     loop.run(2)
 
     def renew_and_kill() -> None:
         renew()
         if victims:
-            os.kill(executor._connection.pids()[victims.pop()], signal.SIGKILL)
+            os.kill(executor.connection.pids()[victims.pop()], signal.SIGKILL)
 
-    monkeypatch.setattr(executor._connection, "renew", renew_and_kill)
+    monkeypatch.setattr(executor.connection, "renew", renew_and_kill)
     kill(executor, 0)
     loop.run(5)
     assert not victims
@@ -284,7 +284,7 @@ def test_a_death_of_which_an_interrupted_call_took_the_word_is_told(
     monkeypatch.setattr("monarch.runtime.controller.connection.EXIT_SECONDS", 0.05)
     monkeypatch.setattr("monarch.runtime.processes.workers._MISSED_SECONDS", 0.05)
     with MeshExecutor(MESH) as executor:
-        connection: Any = executor._connection
+        connection: Any = executor.connection
         holder, name = (connection.state, "give_up") if where == "known" else (connection.workers, "exits")
         plain = getattr(holder, name)
 

@@ -47,7 +47,7 @@ class Said:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> Said:
     found = Said()
-    monkeypatch.setattr(liveness, "_say", found.write)
+    monkeypatch.setattr(liveness, "say", found.write)
     return found
 
 

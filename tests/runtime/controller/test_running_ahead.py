@@ -37,11 +37,11 @@ def executor(request: pytest.FixtureRequest) -> Iterator[MeshExecutor]:
 
 
 def workers_of(executor: MeshExecutor) -> list[Workers]:
-    connection: Any = executor._connection
+    connection: Any = executor.connection
     if isinstance(connection, LocalConnection):
         return [connection.workers]
-    services = connection._tree._services
-    return [part._workers for service in services for parts in service._parts.values() for part in parts]
+    services = connection.tree.services
+    return [part.workers for service in services for parts in service.parts.values() for part in parts]
 
 
 class Ahead:
@@ -58,7 +58,7 @@ class Ahead:
 
     def __exit__(self, *_: object) -> None:
         executor = self.executor
-        last = executor._state.next_command
+        last = executor.state.next_command
         for workers in workers_of(executor):
             until(self._came, workers, last)
         os.kill(self.pids[self.dies], signal.SIGKILL)
@@ -104,7 +104,7 @@ def test_what_a_step_reads_is_there_though_others_have_freed_it(executor: MeshEx
             (last,) = executor.run(more, [z])
         else:
             last = executor.put(torch.ones(2), whole((2,)))
-            executor._connection.publish()
+            executor.connection.publish()
     notice(executor)
     executor.heal([("z", z)])
     for rank, shard in enumerate(executor.shards(z)):
@@ -134,9 +134,9 @@ def test_what_a_step_of_two_parts_reads_is_not_replaced_before_both_have_done_it
         (copy,) = executor.run(told, [state])
         batch = torch.arange(8.0).view(2, 4)
         loss, state = part.run(train, [state, batch])
-        executor._connection.publish()
+        executor.connection.publish()
         ((words, line),) = [(each.signals.words, signals.line_of(0)) for each in workers_of(executor)]
-        begun = executor._state.last.sequence << signals.STEP_BITS
+        begun = executor.state.last.sequence << signals.STEP_BITS
         until(lambda: words[line + signals.PROGRESS] > begun)  # it is in the step that replaces the state
         os.kill(pids[5], signal.SIGKILL)
         until(_is_lost, *workers_of(executor))
@@ -158,7 +158,7 @@ def test_a_worker_waits_for_those_behind_before_it_keeps_too_much(executor: Mesh
     stop(pid)
     for _ in range(8):
         (x,) = executor.run(more, [x])
-    executor._connection.publish()
+    executor.connection.publish()
     os.kill(pid, signal.SIGCONT)
     assert all(bool((shard == 9).all()) for shard in executor.shards(x))
 

@@ -122,7 +122,7 @@ def test_a_death_at_any_moment_of_a_snapshot_leaves_the_former(monkeypatch: pyte
     with MeshExecutor(MESH) as executor:
         loop = Loop(executor)
         executor.snapshots(2, 2)
-        give, taken, given = executor._connection.command, 0, 0
+        give, taken, given = executor.connection.command, 0, 0
         chance = random.Random(0)
 
         def command(step: Any, *args: Any, **kwargs: Any) -> None:
@@ -131,10 +131,10 @@ def test_a_death_at_any_moment_of_a_snapshot_leaves_the_former(monkeypatch: pyte
             if "snapshot" in step.name:
                 taken, given = (taken + 1, 0) if step.name.startswith("take") else (taken, given + 1)
                 if taken % 2 and taken // 2 % 3 == given:
-                    executor._connection.publish()
+                    executor.connection.publish()
                     kill(executor, chance.randrange(4))
 
-        monkeypatch.setattr(executor._connection, "command", command)
+        monkeypatch.setattr(executor.connection, "command", command)
         loop.run(40)
         monkeypatch.undo()
         loop.run(41)  # no step works without a worker that has been killed behind the last one
@@ -143,16 +143,16 @@ def test_a_death_at_any_moment_of_a_snapshot_leaves_the_former(monkeypatch: pyte
 
 
 def test_a_death_while_the_mesh_goes_back(executor: MeshExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop, renew, victims = Loop(executor), executor._connection.renew, [1]
+    loop, renew, victims = Loop(executor), executor.connection.renew, [1]
     executor.snapshots(4, 1)
     loop.run(6)
 
     def renew_and_kill() -> None:
         renew()
         if victims:
-            os.kill(executor._connection.pids()[victims.pop()], signal.SIGKILL)
+            os.kill(executor.connection.pids()[victims.pop()], signal.SIGKILL)
 
-    monkeypatch.setattr(executor._connection, "renew", renew_and_kill)
+    monkeypatch.setattr(executor.connection, "renew", renew_and_kill)
     kill(executor, 1)
     loop.run(9)
     assert not victims
@@ -178,7 +178,7 @@ def test_the_worker_and_all_that_keep_its_blocks_are_too_much(executor: MeshExec
     loop = Loop(executor)
     executor.snapshots(2, 1)
     loop.run(5)
-    kill(executor, 0, *executor._snapshots._keepers[0])  # type: ignore[union-attr]
+    kill(executor, 0, *executor.kept_snapshots.keepers[0])  # type: ignore[union-attr]
     with pytest.raises(LostError, match="cannot be restored") as info:
         loop.run(8)
     assert f"w: {W}" in info.value.hint and "r:" not in info.value.hint
@@ -216,7 +216,7 @@ def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         for step in range(200):
             executor.wait(executor.put(torch.ones(4, 6), W))
             loop.run(3 + step // 10)
-        assert executor._state.log is not None and len(executor._state.log) < 60
+        assert executor.state.log is not None and len(executor.state.log) < 60
         kill(executor, 3)
         loop.run(30)
         loop.check()
@@ -232,7 +232,7 @@ def test_a_snapshot_is_of_one_step_though_steps_write_in_place() -> None:
         loop.run(3)
         executor.snapshots(100, 1)
         loop.run(20)
-        assert executor._snapshots is not None and executor._snapshots.number == 0
+        assert executor.kept_snapshots is not None and executor.kept_snapshots.number == 0
         kill(executor, 0)
         loop.run(21)
         loop.check()

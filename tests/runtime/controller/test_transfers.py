@@ -294,7 +294,7 @@ def test_a_part_that_only_sends_goes_on_and_what_it_overwrites_is_sent_as_it_was
         run.hand()
         run.count()
         run.count()
-        if isinstance(executor._connection, LocalConnection):  # hosts say only how far all workers are
+        if isinstance(executor.connection, LocalConnection):  # hosts say only how far all workers are
             run.on[0].wait(run.value)
     run.check(2)
     run.count()

@@ -107,7 +107,7 @@ def test_a_worker_killed_while_nothing_goes_on() -> None:
 def test_a_warm_parent_that_dies_before_it_says_whose_death_it_noticed() -> None:
     with MeshExecutor(MeshSpec.of(data=2)) as executor:
         busy = keep_busy(executor)
-        executor._connection.workers.mark_dead(1)
+        executor.connection.workers.mark_dead(1)
         os.kill(processes.warm_parent().pid, signal.SIGKILL)
         with pytest.raises(DeviceMeshError, match="mesh<data=2> has lost its workers"):
             executor.wait(busy)
@@ -205,10 +205,10 @@ def test_what_the_warm_parent_says_outlasts_an_interrupt_at_any_point(monkeypatc
         pool = Workers(MeshSpec.of(data=2), processes=warm)
         while len(pool.pids) < 2:
             assert pool.exits(BOUND) == []
-        monkeypatch.setattr(warm, "_socket", ours)
+        monkeypatch.setattr(warm, "channel", ours)
         for at in count():
             pool.pids.clear()
-            pool._exits.clear()
+            pool.reported.clear()
             for said in ({"is": "started", "pid": at}, {"is": "exited", "status": 3}):
                 theirs.send(json.dumps({"mesh": 0, "rank": 1, **said}).encode())
             with suppress(KeyboardInterrupt), chaos.interrupt(at) as points:

@@ -90,7 +90,7 @@ def test_both_directions_are_full_at_once(way: Way, endpoint: Endpoint, link: St
 
 
 def test_more_in_flight_than_are_kept_at_once(link: StreamLink, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_MOST_UNDER_WAY", 10)
+    monkeypatch.setattr(stream, "MOST_UNDER_WAY", 10)
     region = peer.words(8)
     works = [link.fetch_add(region, 0, 1) for _ in range(200)]
     assert [work.wait(PATIENCE) for work in works] == list(range(200))
@@ -443,7 +443,7 @@ def test_what_was_posted_before_closing_arrives(way: Way, peer: Peer) -> None:
 
 
 def test_a_closed_endpoint_ends_what_is_under_way(way: Way, peer: Peer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "_CLOSING", 0.1)  # what it waits for a peer that is stopped
+    monkeypatch.setattr(stream, "CLOSING", 0.1)  # what it waits for a peer that is stopped
     endpoint = way.endpoint()
     address = peer.address()
     region = peer.words(8)

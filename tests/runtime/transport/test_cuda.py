@@ -18,7 +18,6 @@ import pytest
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime import rdma
-from monarch.runtime.transport import reach
 from monarch.runtime.transport.cuda import driver
 from monarch.runtime.transport.cuda.driver import CudaFailed, Driver
 from monarch.runtime.transport.cuda.lane import Job, Lane
@@ -184,7 +183,7 @@ def test_nothing_overtakes_a_copy_that_is_not_done(way: Way, gpus: StandIn) -> N
         second, more = some(gpus, gpu=1)
         launched, gate = gpus.count("launched"), Gate()
         gpus.hold(0)
-        link._lane.add(gate)  # so that both copies are there when the first is begun
+        link.lane.add(gate)  # so that both copies are there when the first is begun
         link.post(first, region)
         link.post(second[:100], region, 50)
         link.post(b"host", words, 16, Signal(words, 0, 2))
@@ -218,7 +217,7 @@ def test_a_lane_is_busy_until_its_last_job_has_ended() -> None:
             return job
 
     lane = Lane("watched", pytest.fail)
-    lane._jobs = Watched()
+    lane.jobs = Watched()
     gate = Gate()
     gate.opened.set()
     assert lane.add(gate)
@@ -414,7 +413,7 @@ def test_a_process_without_the_driver_is_joined_over_shared_memory(way: Way, gpu
 
 def test_without_a_driver_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(driver, "LIBRARY", "libcuda-that-is-not-there.so")
-    monkeypatch.setattr(driver, "_driver", None)
+    monkeypatch.setattr(driver, "loaded", None)
     with Endpoint(SECRET, transports=("cuda", "tcp")) as endpoint:
         assert endpoint.transports["cuda"].startswith("the CUDA driver cannot be opened: libcuda-that-is-not-there.so")
         with pytest.raises(MonarchError, match="no transport here reaches memory on cuda:0; in use are tcp"):
@@ -485,17 +484,9 @@ def test_what_the_stand_in_refuses(gpus: StandIn) -> None:
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """This process has no endpoint yet, and none afterwards."""
-
-    def forget() -> None:
-        if rdma._process is not None:
-            rdma._process.endpoint.close()
-        rdma._after_fork()
-        reach._after_fork()
-        reach._options.clear()
-
-    forget()
+    rdma.close()
     yield
-    forget()
+    rdma.close()
 
 
 @pytest.mark.parametrize("transport", ["cuda", "tcp"])

@@ -256,7 +256,7 @@ def test_a_link_that_the_peer_does_not_hear_of_leaves_nothing(
         raise OSError(errno.EPIPE, "Broken pipe")
         yield  # a generator
 
-    monkeypatch.setattr(endpoint, "_tell", broken)
+    monkeypatch.setattr(endpoint, "announce", broken)
     with Endpoint(SECRET, transports=("tcp",)) as other:
         with pytest.raises(MonarchError, match="cannot connect to process"):
             other.connect(served.address)

@@ -305,7 +305,7 @@ def test_what_an_authenticated_peer_says_is_checked_all_the_same(served: Endpoin
 
 @pytest.mark.parametrize("kind", ["local", "tcp"])
 def test_who_is_silent_is_dropped(kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(endpoint_module, "_GREETING_SECONDS", 0.05)
+    monkeypatch.setattr(endpoint_module, "GREETING_SECONDS", 0.05)
     with Endpoint(SECRET, transports=("shm", "tcp")) as endpoint, stranger(endpoint, kind) as sock:
         assert said(sock) == b""
     assert "it was silent for 0.05 s" in caplog.text
@@ -313,7 +313,7 @@ def test_who_is_silent_is_dropped(kind: str, monkeypatch: pytest.MonkeyPatch, ca
 
 def test_strangers_do_not_keep_others_out(served: Endpoint) -> None:
     """More silent connections than are kept: the oldest go."""
-    crowd = [stranger(served, "tcp") for _ in range(endpoint_module._GREETINGS + 10)]
+    crowd = [stranger(served, "tcp") for _ in range(endpoint_module.GREETINGS + 10)]
     still_serves(served)
     assert said(crowd[0]) == b""
     for sock in crowd:

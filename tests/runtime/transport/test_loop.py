@@ -17,7 +17,7 @@ from monarch.runtime.transport.loop import Loop
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
-    monkeypatch.setattr(loops, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(loops, "LOOK_SECONDS", 0.01)
     made = Loop("monarch test")
     yield made
     made.close()
@@ -47,7 +47,7 @@ def test_who_waits_for_a_thread_that_has_ended_is_told(loop: Loop) -> None:
 def test_who_waits_for_the_end_of_a_link_does_not_wait_for_ever_for_a_thread_that_has_ended(
     loop: Loop, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(stream, "_CLOSING", 0.01)
+    monkeypatch.setattr(stream, "CLOSING", 0.01)
     peer = SimpleNamespace(process="12345678")
     ends = SimpleNamespace(peer=peer, messages=0, regions=None, loop=loop, ended=lambda link, error: None)
     socket: Any = SimpleNamespace(ends=ends, greedy=False, fileno=lambda: -1, send=None, shutdown=lambda: None)

@@ -21,7 +21,7 @@ def test_waiting_for_frames_takes_no_newer_ones_for_done(monkeypatch: pytest.Mon
         assert isinstance(link, ShmLink)
         region = owner.register(mmap.mmap(-1, 4096)).region
         link.post(b"1", region, 8, Signal(region, 0, 1))  # small, and signalled in private memory: a frame
-        assert link._behind is not None
+        assert link.behind is not None
         whole = StreamLink.put
 
         def put(self: StreamLink, source: Memory, where: Region, *rest: object) -> object:
@@ -33,6 +33,6 @@ def test_waiting_for_frames_takes_no_newer_ones_for_done(monkeypatch: pytest.Mon
 
         monkeypatch.setattr(StreamLink, "put", put)
         link.put(b"x" * 100, region, 16).wait(PATIENCE)
-        assert link._behind is not None, "the second frame may still be under way"
+        assert link.behind is not None, "the second frame may still be under way"
         link.put(b"x" * 100, region, 16).wait(PATIENCE)
-        assert link._behind is None
+        assert link.behind is None

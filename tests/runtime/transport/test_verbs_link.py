@@ -34,14 +34,14 @@ def ends(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 def refused(monkeypatch: pytest.MonkeyPatch) -> set[int]:
     """Sizes of memory that the device will not register."""
     sizes: set[int] = set()
-    register = Memories._register
+    register = Memories.register
 
     def limited(self: Memories, device: str, address: int, size: int, access: int) -> Any:
         if size in sizes:
             raise VerbsFailed("too much is locked already", 12)
         return register(self, device, address, size, access)
 
-    monkeypatch.setattr(Memories, "_register", limited)
+    monkeypatch.setattr(Memories, "register", limited)
     return sizes
 
 
@@ -110,7 +110,7 @@ def test_a_forked_child_does_no_harm_to_the_connection(ends: tuple[Endpoint, End
         try:
             held = [name for name in os.listdir("/proc/self/fd") if "infiniband" in _target(name)]
             assert isinstance(link, VerbsLink)
-            link._connection.pair.close()
+            link.connection.pair.close()
         except VerbsFailed:
             gc.collect()
             os._exit(0 if not held else 2)
@@ -154,7 +154,7 @@ def test_a_signal_for_a_region_that_was_not_opened_ends_the_link(ends: tuple[End
     link = user.connect(owner.address)
     assert isinstance(link, VerbsLink)
     link.put(b"x", opened.region).wait(PATIENCE)
-    reach = link._reaches[opened.region.number, opened.region.key]
+    reach = link.reaches[opened.region.number, opened.region.key]
     assert reach is not None
     reach.number = other.region.number
     with pytest.raises(LinkLost):
@@ -173,7 +173,7 @@ def test_a_device_that_refuses_loses_the_link(ends: tuple[Endpoint, Endpoint]) -
     link = user.connect(owner.address)
     assert isinstance(link, VerbsLink)
     link.put(b"x", region).wait(PATIENCE)
-    reach = link._reaches[region.number, region.key]
+    reach = link.reaches[region.number, region.key]
     assert reach is not None
     reach.remote_key ^= 0xFF
     with pytest.raises(LinkLost, match="the peer's device refused the access"):

@@ -9,7 +9,7 @@ import torch
 
 from monarch.compiler.ops.record import recorded
 from monarch.compiler.plan import PlanError
-from monarch.runtime.worker.bindings import _DIRECT, resolve, resolve_into
+from monarch.runtime.worker.bindings import DIRECT, resolve, resolve_into
 
 X = torch.randn(3, 4).abs() + 0.5
 Y = torch.randn(3, 4)
@@ -59,14 +59,14 @@ def fresh(value: Any) -> Any:
     return [fresh(item) for item in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("op", _DIRECT)
+@pytest.mark.parametrize("op", DIRECT)
 def test_the_same_as_torch_ops(op: str) -> None:
     full = resolve(op, direct=False)
     for given in arguments(op.removeprefix("aten.")):
         given_too = fresh(list(given))
         given = fresh(list(given))
         with torch.inference_mode():
-            got, want = _DIRECT[op](*given), full(*given_too)
+            got, want = DIRECT[op](*given), full(*given_too)
         assert torch.equal(got, want) and got.dtype == want.dtype and got.stride() == want.stride()
         first, first_too = (value[0] if isinstance(value, list) else value for value in (given[0], given_too[0]))
         assert (got.data_ptr() == first.data_ptr()) == (want.data_ptr() == first_too.data_ptr())

@@ -39,7 +39,7 @@ def worker_with(actors: Beside) -> Worker:
 
 def lend(worker: Worker, token: int, handle: int) -> Loan | str:
     """To one message in the process of worker 2, which it is."""
-    actors = worker.state._actors
+    actors = worker.state.actors
     assert isinstance(actors, Beside)
     assert worker.do(wire.numbers(wire.LEND, token, 1, handle, 0, 0, 1, 0)) == []
     (loan,) = actors.lent.pop(token)
@@ -102,7 +102,7 @@ def test_a_step_does_not_write_what_an_actor_has() -> None:
     del loan
     state = worker.state.values[5]  # type: ignore[assignment]
     assert worker.run(7, scaled(donate=True), 6, 5, 2.0) == []
-    assert worker.state.values[6] is state and not worker.state._seen
+    assert worker.state.values[6] is state and not worker.state.seen
 
 
 def test_a_copy_for_which_there_is_no_memory_fails_the_step_and_no_more() -> None:
@@ -137,7 +137,7 @@ def test_the_worker_does_not_wait_for_who_reads_and_who_reads_waits_for_it() -> 
     loans.end()
     with pytest.raises(MonarchError, match="is no more"):
         exchange.take("mesh", 3, 0, False, False)
-    assert "mesh" not in exchange._of_mesh
+    assert "mesh" not in exchange.of_mesh
 
 
 def test_what_was_lent_can_be_taken_after_the_end() -> None:
@@ -147,7 +147,7 @@ def test_what_was_lent_can_be_taken_after_the_end() -> None:
     assert exchange.take("ended", 0, 0, True, True).tolist() == [1, 1]
     exchange.wait(("ended", 1))  # for ever, if it did wait
     exchange.read(("ended", 0))
-    assert "ended" not in exchange._of_mesh
+    assert "ended" not in exchange.of_mesh
 
 
 # -- gifts -------------------------------------------------------------------------------------------------------------

@@ -166,9 +166,9 @@ class Steps:
     @property
     def replays(self) -> list[int]:
         """How often each graph that there is now was replayed; nothing on a GPU, which does not say."""
-        if self.machine.recorder is None or self.graphs._recorder is None:
+        if self.machine.recorder is None or self.graphs.recorder is None:
             return []
-        recorder: Any = self.graphs._recorder
+        recorder: Any = self.graphs.recorder
         return [graph.replays for graph in recorder.graphs]
 
 
@@ -360,7 +360,7 @@ def test_a_plan_lets_go_of_what_its_graphs_hold(machine: Machine) -> None:
     steps = Steps(machine, machine.alone(ADDS))
     for at in range(4):
         steps.run([torch.full((4,), float(at))])
-    made = [weakref.ref(steps.graphs), weakref.ref(steps.graphs._recorder)]
+    made = [weakref.ref(steps.graphs), weakref.ref(steps.graphs.recorder)]
     gc.collect()
     gc.disable()
     try:

@@ -171,7 +171,7 @@ def with_state() -> Plan:
 
 def test_a_worker_measures_while_it_is_asked_to() -> None:
     worker = Worker()
-    plain = worker.state._handlers
+    plain = worker.state.handlers
     worker.load(1, with_state())
     worker.state.values |= {1: torch.ones(3), 2: torch.tensor(2.0)}
     (said,) = worker.do(wire.numbers(wire.TRACE, 500))
@@ -189,13 +189,13 @@ def test_a_worker_measures_while_it_is_asked_to() -> None:
     # w and x; with y; with the product, before x is freed in the frame (the controller holds it); ...
     assert [span[3] for span in spans] == [12 + 4 + 4, 12 + 4 + 4 + 12, 12 + 4 + 4 + 12, 12 + 4 + 4 + 12]
     assert worker.do(wire.numbers(wire.TRACE, 0)) == []
-    assert worker.state._handlers is plain and type(worker.state.values) is dict
+    assert worker.state.handlers is plain and type(worker.state.values) is dict
     worker.run(1, with_state(), 9, 6, 5)
     assert records(worker.buffer) == found and worker.state.values[10].tolist() == [6.0] * 3
 
 
 def test_every_command_that_workers_measure_has_a_name() -> None:
-    measured = set(Worker().state._handlers) - {wire.RUN, wire.COUNT, wire.TRACE}
+    measured = set(Worker().state.handlers) - {wire.RUN, wire.COUNT, wire.TRACE}
     assert measured == set(recorder.KINDS)
     assert set(recorder.KINDS.values()) == set(HANDLED)
 
@@ -206,7 +206,7 @@ def test_a_buffer_that_cannot_be_had_is_told_and_changes_nothing() -> None:
     def refuse(words: int) -> Tracer | None:
         raise OSError("no memory left")
 
-    worker.state._new_tracer = refuse
+    worker.state.new_tracer = refuse
     (report,) = worker.do(wire.numbers(wire.TRACE, 500))
     assert isinstance(report, wire.Report) and "no memory left" in report.error
     worker.load(1, with_state())

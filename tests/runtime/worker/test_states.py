@@ -166,9 +166,9 @@ def test_plans_share_an_arena_that_grows() -> None:
     worker.state.values[1] = torch.arange(4.0)
     worker.state.values[2] = torch.arange(400.0)
     assert worker.run(1, small, 10, 1) == []
-    assert worker.state._arena.size == small.arena
+    assert worker.state.arena.size == small.arena
     worker.load(2, large)
-    assert worker.state._arena.size == large.arena
+    assert worker.state.arena.size == large.arena
     for base in (20, 30):
         assert worker.run(1, small, base, 1) == [] and worker.run(2, large, base + 1, 2) == []
     for handle in (10, 20, 30):
@@ -178,7 +178,7 @@ def test_plans_share_an_arena_that_grows() -> None:
     worker.do(wire.numbers(wire.UNLOAD, 2))
     assert worker.run(1, small, 40, 1) == []
     worker.do(wire.numbers(wire.UNLOAD, 1))
-    assert worker.state._arena.size == 0
+    assert worker.state.arena.size == 0
 
 
 def test_a_plan_for_whose_values_there_is_no_memory() -> None:
@@ -562,13 +562,13 @@ def test_memory_is_what_the_tighter_limit_leaves(tmp_path: object, monkeypatch: 
     from pathlib import Path
 
     folder = Path(str(tmp_path))
-    monkeypatch.setattr(memory, "_CGROUP", folder)
+    monkeypatch.setattr(memory, "CGROUP", folder)
     (folder / "memory.max").write_text("104857600\n")
     (folder / "memory.current").write_text("94371840\n")
-    assert memory._cgroup("memory.max", "memory.current", folder) == 10 << 20
+    assert memory.cgroup("memory.max", "memory.current", folder) == 10 << 20
     (folder / "memory.max").write_text("max\n")
-    assert memory._cgroup("memory.max", "memory.current", folder) is None
-    assert memory._cgroup("memory.max", "memory.current", folder / "nothing") is None
+    assert memory.cgroup("memory.max", "memory.current", folder) is None
+    assert memory.cgroup("memory.max", "memory.current", folder / "nothing") is None
     memory.require(5, "a test", lambda: None)
     memory.require(5, "a test", lambda: 5)
     with pytest.raises(MonarchError, match="not enough memory for a test: it takes 2.0 MiB, and 1.0 MiB are available"):

@@ -32,8 +32,8 @@ class FileExecutor(DenseExecutor):
 
             files = Files(self.mesh, rank, block)
             assert files.write(0, body) == []
-            files._saves[0].run()
-            found.append(files._saves[0].told())
+            files.saves[0].run()
+            found.append(files.saves[0].told())
         return DoneWriting(found)
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[DenseHandle]:

@@ -144,8 +144,8 @@ def test_no_more_than_ahead_batches_are_read_before_they_are_asked_for() -> None
     next(batches)
     reader = batches._reader
     assert reader is not None
-    with reader._changed:
-        assert reader._changed.wait_for(lambda: len(reader._ready) == 3, 60)
+    with reader.changed:
+        assert reader.changed.wait_for(lambda: len(reader.ready) == 3, 60)
         assert len(made) == 4
     batches.close()
 

@@ -214,8 +214,8 @@ def test_a_busy_cluster_is_asked_again(cluster: Cluster) -> None:
 def test_a_token_that_has_expired_is_read_again(
     cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(access, "_IN_CLUSTER", cluster.url)
-    monkeypatch.setattr(access, "_ACCOUNT", tmp_path / "account")
+    monkeypatch.setattr(access, "IN_CLUSTER", cluster.url)
+    monkeypatch.setattr(access, "ACCOUNT", tmp_path / "account")
     with pytest.raises(monarch.MonarchError, match="does not run in a pod with a service account"):
         asked(cluster, kubeconfig=None).state(None)
     (tmp_path / "account").mkdir()

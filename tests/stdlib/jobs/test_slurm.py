@@ -72,7 +72,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (folder / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
-    monkeypatch.setattr(slurm, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(slurm, "LOOK_SECONDS", 0.02)
     return folder
 
 

@@ -38,7 +38,7 @@ def test_what_was_built_is_found_again_without_the_compiler(
     def refuse(command: list[str]) -> None:
         raise AssertionError("the compiler was run")
 
-    monkeypatch.setattr(building, "_run", refuse)
+    monkeypatch.setattr(building, "run", refuse)
     assert build(SOURCE % 42, compiler, folder) == first
     with pytest.raises(AssertionError):
         build(SOURCE % 43, compiler, folder)
@@ -48,7 +48,7 @@ def test_what_was_built_is_found_again_without_the_compiler(
 
 def test_another_processor_builds_anew(compiler: Compiler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(SOURCE % 1, compiler, tmp_path / "cache")
-    monkeypatch.setattr(building, "_processor", lambda: "another")
+    monkeypatch.setattr(building, "processor", lambda: "another")
     second = build(SOURCE % 1, compiler, tmp_path / "cache")
     assert first != second and answer(second) == 1
 

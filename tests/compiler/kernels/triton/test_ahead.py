@@ -151,7 +151,7 @@ def test_without_triton_the_plan_is_as_it_was_and_that_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(ahead, "triton_version", lambda: "")
-    ahead._say_missing.cache_clear()
+    ahead.say_missing.cache_clear()
     assert with_binaries(plan()) == plan()
     assert with_binaries(plan()) == plan()
     said = "monarch: triton is not installed, so the plan carries no machine code for its kernels.\n"

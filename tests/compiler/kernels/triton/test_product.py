@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from monarch.compiler.cost.machine import GPUS, MACHINES
 from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.crosscompile import Compiled
-from monarch.compiler.kernels.triton.emit import _Emitter, emit, variants_of
+from monarch.compiler.kernels.triton.emit import Emitter, emit, variants_of
 from monarch.compiler.kernels.triton.product import product_of as as_product
 from monarch.compiler.kernels.triton.product import work_of
 from monarch.compiler.kernels.triton.variants import Tiles, library_seconds, template_seconds
@@ -68,7 +68,7 @@ def test_any_tiles_give_the_same(name: str, tiles: Tiles) -> None:
 
 @pytest.mark.parametrize("name", ["sizes of no tile", "a batch of transposes", "heads"])
 def test_addresses_of_64_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_Emitter, "reaches_far", lambda self, nest: True)
+    monkeypatch.setattr(Emitter, "reaches_far", lambda self, nest: True)
     kernel = kernel_of(name, torch.float32)
     assert "tl.program_id(0).to(tl.int64)" in emit(kernel).text
     check(kernel, operands_of(kernel), atol=2e-5)

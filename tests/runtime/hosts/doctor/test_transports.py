@@ -36,7 +36,7 @@ def test_what_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_partner_that_ends_is_no_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transports, "_serve", lambda *_: os._exit(1))
+    monkeypatch.setattr(transports, "serve", lambda *_: os._exit(1))
     first, second = transports.measure_transports(["tcp", "tcp"], SIZE)
     assert first.missing == second.missing == "the other process ended"
 

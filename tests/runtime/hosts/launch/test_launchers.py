@@ -132,7 +132,7 @@ def test_hosts_that_do_not_know_an_op_say_so_and_one_that_ends_is_noticed(launch
         with pytest.raises(DeviceMeshError):
             while True:
                 there.sum().item()
-        while not launched(hosts)._launcher.ended():
+        while not launched(hosts).launcher.ended():
             os.sched_yield()  # the launcher hears of it a moment later
         with pytest.raises(MonarchError, match="its agent ended with signal 9") as error:
             launched(hosts).start(mesh.spec)
@@ -158,12 +158,12 @@ def test_an_agents_secrets_are_its_own_and_go_with_it() -> None:
     agent = AgentProcess("127.0.0.1", Credentials(token="0123456789abcdef" * 4))
     try:
         assert agent.serving(60).startswith("127.0.0.1:")
-        assert agent._folder.stat().st_mode & 0o777 == 0o700
-        assert {file.stat().st_mode & 0o777 for file in agent._folder.iterdir()} == {0o600}
+        assert agent.folder.stat().st_mode & 0o777 == 0o700
+        assert {file.stat().st_mode & 0o777 for file in agent.folder.iterdir()} == {0o600}
         process = agent.process()
         assert process is not None and "0123" not in " ".join(map(str, process.args))  # type: ignore[arg-type]
     finally:
         agent.end()
-    assert not agent._folder.exists()
+    assert not agent.folder.exists()
     assert agent.ended().startswith("its agent ended with status 0\n")
     assert "0123" not in repr(Credentials(token="0123"))

@@ -15,7 +15,7 @@ from tests.runtime.hosts.launch.test_launchers import has_ended, launched, pids,
 
 
 def launcher_of(hosts: monarch.HostMesh) -> RayLauncher:
-    launcher = launched(hosts)._launcher
+    launcher = launched(hosts).launcher
     assert isinstance(launcher, RayLauncher)
     return launcher
 
@@ -24,7 +24,7 @@ def launcher_of(hosts: monarch.HostMesh) -> RayLauncher:
 def test_hosts_are_on_nodes_of_their_own_and_give_back_what_they_held(ray_cluster: Any) -> None:
     with monarch.launch.ray(nodes=2, cpus_per_node=2) as hosts:
         assert "CPU" not in ray_cluster.available_resources()
-        group = ray_cluster.util.placement_group_table(launcher_of(hosts)._group)
+        group = ray_cluster.util.placement_group_table(launcher_of(hosts).group)
         assert (group["strategy"], group["state"]) == ("STRICT_SPREAD", "CREATED")
         assert len(set(group["bundles_to_node_id"].values())) == 2
         assert {address.rpartition(":")[0] for address in hosts.addresses} == {HEAD, OTHER}
@@ -35,9 +35,9 @@ def test_hosts_are_on_nodes_of_their_own_and_give_back_what_they_held(ray_cluste
 def test_an_actor_that_is_killed_takes_its_agent_with_it(ray_cluster: Any) -> None:
     with monarch.launch.ray(nodes=2) as hosts, watched(pids(hosts)) as agents:
         launcher = launcher_of(hosts)
-        ray_cluster.kill(launcher._actors[1])
+        ray_cluster.kill(launcher.actors[1])
         assert has_ended(agents[1])
-        ray_cluster.wait(list(launcher._waiting), timeout=60)
+        ray_cluster.wait(list(launcher.waiting), timeout=60)
         ((number, how),) = launcher.ended().items()
         assert number == 1 and "Ray actor ended" in how and "killed" in how
         with pytest.raises(MonarchError, match="host 1 .* is gone: its Ray actor ended"):

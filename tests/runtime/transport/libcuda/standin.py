@@ -87,7 +87,7 @@ class StandIn:
 
     def on(self, gpu: int, name: str, *arguments: Any) -> int:
         """Call a function of the driver with a GPU's context; gives its status."""
-        with driver.here()._on(gpu):
+        with driver.here().on(gpu):
             status: int = getattr(self.library, name)(*arguments)
         return status
 
@@ -174,14 +174,14 @@ def install(library: Path, count: int = 2, first: int = 0, peers: bool = True, l
     standin = StandIn(library)
     folder = ctypes.c_char_p(str(library.parent).encode())
     standin.library.standin_setup(folder, count, first, int(peers), ctypes.c_uint(late))
-    before = driver.without_gpus, driver.current_stream, driver._driver
+    before = driver.without_gpus, driver.current_stream, driver.loaded
     driver.without_gpus = lambda: None
     driver.current_stream = standin.current_stream
-    driver._driver = driver.Driver(standin.library)
+    driver.loaded = driver.Driver(standin.library)
     GPUS = standin
 
     def undo() -> None:
-        driver.without_gpus, driver.current_stream, driver._driver = before
+        driver.without_gpus, driver.current_stream, driver.loaded = before
 
     return undo
 

@@ -96,7 +96,7 @@ def test_the_stride_of_one_element_means_nothing() -> None:
 def test_without_a_compiler_it_is_said_once(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    building._say.cache_clear()
+    building.say_once.cache_clear()
     monkeypatch.setattr(building, "find_compiler", lambda: None)
     assert build_kernels([]) is None
     assert capsys.readouterr().err == ""
@@ -119,7 +119,7 @@ def test_source_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert build_kernels([AXPY, AXPY]) == first
     with pytest.raises(AssertionError, match="written again"):
         build_kernels([AXPY.replace("axpy", "other")])
-    monkeypatch.setattr(cpp_emit, "_writer", lambda: "another program")
+    monkeypatch.setattr(cpp_emit, "writer", lambda: "another program")
     with pytest.raises(AssertionError, match="written again"):
         build_kernels([AXPY])
 
@@ -127,7 +127,7 @@ def test_source_is_written_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_a_compiler_that_refuses_is_said_too(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    building._say.cache_clear()
+    building.say_once.cache_clear()
 
     def refuse(*_: object) -> Path:
         raise BuildError("g++ does not compile a kernel:\nerror: no")

@@ -82,7 +82,7 @@ def test_a_call_of_a_template_gets_its_tensors_and_gives_the_ops_results(
 ) -> None:
     (binary, *_) = (each for each in plan.binaries if each.call)
     given: list[Any] = []
-    monkeypatch.setattr(load, "_launcher", lambda kernel, binary, launch: lambda *found: given.append(found))
+    monkeypatch.setattr(load, "launcher_of", lambda kernel, binary, launch: lambda *found: given.append(found))
     assert binary.call is not None
     run = GpuKernel(binary.call, binary, torch.device("cpu"))
     q, k, v = (torch.randn(1, 2, 64, 64).bfloat16() for _ in range(3))
