@@ -6,14 +6,12 @@ import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-import typer
 
 from monarch.compiler.blocks import whole_of
 from monarch.compiler.cli import feed
-from monarch.compiler.cli.completion import complete_program
 from monarch.compiler.cli.feed import Feed, arguments
 from monarch.compiler.cli.load import read_plan
 from monarch.compiler.cli.screen import console, count, duration, heading, line, plain, print_json, size, table
@@ -25,8 +23,6 @@ from monarch.compiler.inspect.labels import input_names
 from monarch.compiler.plan import Plan
 from monarch.compiler.schedule.family import plan_at, sizes_of_inputs
 from monarch.compiler.types import TensorType
-
-PlanFile = Annotated[Path, typer.Argument(metavar="PLAN", help="A plan's file.", autocompletion=complete_program)]
 
 
 def run(

@@ -17,8 +17,6 @@ WIDTH = 100
 size = format_bytes
 duration = format_seconds
 
-STYLES = {"input": "cyan", "state": "green", "forward": "", "backward": "magenta", "update": "yellow"}
-
 
 def console(stderr: bool = False) -> Console:
     """Where a command prints: a terminal as wide as it is, anything else 100 columns and without colours."""

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from monarch.compiler.plan.report import Report, Value
     from monarch.compiler.tensor_type import TensorType
 
-UPDATES = ("optimizer state", "gradients")
-
 
 def report_of(plan: Plan) -> Report:
     """The plan's report. Raises MonarchError where it was compiled without one."""

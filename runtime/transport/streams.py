@@ -90,12 +90,6 @@ class Stream:
         except OSError:
             pass  # it is gone already
 
-    def finish_sending(self) -> None:
-        try:
-            socket.socket.shutdown(self.socket, socket.SHUT_WR)
-        except OSError:
-            pass
-
     def close(self) -> None:
         while self.files:
             os.close(self.files.popleft())

@@ -60,11 +60,6 @@ class Reader(Generic[T]):
             self.changed.wait_for(lambda: self._closed or len(self.ready) < self._ahead)
             return not self._closed
 
-    @property
-    def has_next(self) -> bool:
-        """Whether a value is there without waiting."""
-        return bool(self.ready)
-
     def next(self) -> T:
         """The next value: waits for it. Raises what the iterator raised at its place, and StopIteration at the end."""
         if not self.ready:
