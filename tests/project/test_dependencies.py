@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -33,6 +34,41 @@ def test_the_import_rules_are_kept() -> None:
     result = lint_imports(ROOT)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "0 broken" in result.stdout
+
+
+CONTRACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+ARCHITECTURE = (ROOT / "docs" / "internals" / "architecture.md").read_text()
+
+
+def layers(folder: str) -> list[set[str]]:
+    """What stands beside each other within a folder, from above, as import-linter is told."""
+    (found,) = [each["layers"] for each in CONTRACTS if each.get("containers") == [f"monarch.{folder}"]]
+    return [set(layer.split(" | ")) for layer in found]
+
+
+@pytest.mark.parametrize(("folder", "first"), [("compiler", "cli"), ("language", "check")])
+def test_the_architecture_page_has_the_layers(folder: str, first: str) -> None:
+    """Each row has its names, then what is in them; a row without names goes on with that."""
+    (table,) = [each for each in ARCHITECTURE.split("\n\n") if re.match(rf"    {first}\b", each)]
+    lines = [line for line in table.splitlines() if re.match("    [a-z]", line)]
+    assert [set(re.findall(r"\w+", re.split(" {4,}", line.strip())[0])) for line in lines] == layers(folder)
+
+
+def test_the_architecture_page_draws_the_floors_of_the_runtime() -> None:
+    (drawing,) = [each for each in ARCHITECTURE.split("\n\n") if each.startswith("    ┌")]
+    floors = [line for line in drawing.splitlines() if line.startswith("    │")]
+    assert [set(re.findall(r"│ (\w+)", line)) for line in floors] == layers("runtime")
+
+
+def test_the_architecture_page_says_what_the_runtime_may_import() -> None:
+    (row,) = re.findall(r"\| `runtime/` \|.*\| of `compiler`: (.*?); in `worker/device/`", ARCHITECTURE)
+    said = {name.removesuffix(".py").replace("/", ".") for name in re.findall("`(.*?)`", row)}
+    (allowed,) = [
+        each["ignore_imports"] for each in CONTRACTS if each["name"].startswith("runtime sees of the compiler")
+    ]
+    # Besides what kernels are made of, for devices: the controller builds them, once for all workers of a host.
+    general = [rule for rule in allowed if "worker.device" not in rule and ".kernels." not in rule]
+    assert said == {rule.partition(" -> monarch.compiler.")[2].rstrip(".*") for rule in general}
 
 
 @cache
