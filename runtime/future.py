@@ -20,6 +20,7 @@ class Future(Generic[T]):
         await loss                              # in asyncio
 
     A timeout neither consumes nor cancels: look again later. Any number of threads and event loops may look.
+    TypeError where one is made: calls give futures.
     """
 
     __slots__ = ("_callbacks", "_decode", "_done", "_error", "_lock", "_value")

@@ -314,7 +314,7 @@ class RDMABuffer:
 
     def drop(self) -> Transfer[None]:
         """Take the memory back, in the process that has it: when this is done nobody else uses it any more. Dropping
-        twice does nothing."""
+        twice does nothing. MonarchError in another process."""
         if not self._is_here():
             raise MonarchError(
                 f"this buffer's memory is in process {self._address.process[:8]}, which alone can drop it",

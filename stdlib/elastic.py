@@ -56,7 +56,8 @@ def elastic(
             return {"data": 4 * number_of_hosts()}
 
     Raises the DeviceMeshError of a step that fails though no worker has died, and that of a death after `failures`
-    others in `within` seconds; and what `heal_mesh` raises.
+    others in `within` seconds; and what `heal_mesh` raises. MonarchError for `failures` and `grow_after` below 1, and a
+    `within` that is not above 0.
     """
     if failures < 1 or within <= 0 or (grow_after is not None and grow_after < 1):
         raise MonarchError(

@@ -138,7 +138,7 @@ class Extent(Mapping[str, int]):
 
 class Point(Mapping[str, int]):
     """A place in an extent: a mapping from dim to coordinate, with its row-major `rank`. Prints the coordinate and the
-    size of each dim: `{'hosts': 1/2, 'gpus': 2/4}`."""
+    size of each dim: `{'hosts': 1/2, 'gpus': 2/4}`. MeshIndexError for a rank that the extent does not have."""
 
     __slots__ = ("extent", "rank")
 
@@ -182,7 +182,7 @@ class NDSlice:
     """Ranks `offset + sum(i * stride)`, over all `0 <= i < size` of each dim, the last dim fastest.
 
     Strides are positive, and nested: with a stride, one passes all that the smaller ones reach. So no rank is there
-    twice, and its position is found by division.
+    twice, and its position is found by division. MeshShapeError for others.
     """
 
     offset: int
@@ -255,7 +255,7 @@ class NDSlice:
         return rank
 
     def nditem(self, coordinates: Sequence[int]) -> int:
-        """The rank at these coordinates, one for each dim."""
+        """The rank at these coordinates, one for each dim. MeshIndexError for coordinates that there are not."""
         if len(coordinates) != self.ndim:
             raise MeshIndexError(f"{len(coordinates)} coordinates, and {self.ndim} dims: {list(coordinates)}")
         places = [

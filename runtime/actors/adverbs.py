@@ -205,7 +205,7 @@ def send(
     selection: Selection = "all",
 ) -> None:
     """Call an endpoint of all actors, or of one at random ("choose"), or a `monarch.remote` function in the active
-    processes; replies go to `port`, if there is one."""
+    processes; replies go to `port`, if there is one. ValueError for another `selection`."""
     if selection not in ("all", "choose"):
         raise ValueError(f"selection={selection!r} is neither 'all' nor 'choose'")
     if not isinstance(endpoint, Endpoint):

@@ -168,6 +168,7 @@ def concurrent_endpoint(method: Any = None, /, *, explicit_response_port: bool =
     """Mark an `async def` method whose calls run as tasks: the actor handles its next message at the first `await`.
 
     Calls start in the order sent. Those that still run when the actor stops are cancelled before its `__cleanup__`.
+    ValueError for a method that is not `async def`.
     """
 
     def mark(method: Any) -> Any:

@@ -181,7 +181,8 @@ class HostMesh(MeshAlgebra):
 
     def shutdown(self) -> Future[None]:
         """Stop these processes, and end the attached hosts themselves, for every program that uses them: `monarch host`
-        ends on each as soon as it has let this program go. Raises as `stop`, and for the program's own host."""
+        ends on each as soon as it has let this program go. Raises as `stop`, and RuntimeError for the program's own
+        host."""
         if self._attached is None and not self._ended and self._own():
             raise RuntimeError("the program's own host ends with the program: use stop(), or shutdown_context()")
         return self._let_go("shutdown", None if self._attached is None else self._attached.end)
@@ -257,8 +258,9 @@ class HostMesh(MeshAlgebra):
         a process's place. It has to become an interpreter, in the same process, of the same Python with the same
         Monarch. `with_python_executable` sets it for all that is spawned.
 
-        Raises MonarchError where a limit of the system is reached, SupervisionError where a host is lost, ValueError
-        for a `proc_bind` or a `bootstrap_command` that cannot be meant.
+        Raises MonarchError where a limit of the system is reached, SupervisionError where a host is lost,
+        MeshShapeError for a dim that counts the hosts already, ValueError for a `proc_bind` or a `bootstrap_command`
+        that makes no sense.
         """
         dims = dict(per_host or {})
         self._usable()
@@ -416,7 +418,7 @@ class ProcMesh(Owned):
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end in time (the setting
-        `process_exit_timeout`) is killed."""
+        `process_exit_timeout`) is killed. RuntimeError for the process that the program runs in."""
         self._whole()
         process = current.process()
         if self._addresses == (process.group.root,):

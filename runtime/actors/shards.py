@@ -52,7 +52,8 @@ class Shards(Generic[T]):
         return self
 
     def found(self, executor: Executor) -> list[Any]:
-        """`monarch.compiler.plan.Returned`."""
+        """What each process returned, for `Mesh.from_shards` (see `monarch.compiler.plan.Returned`). MonarchError where a
+        mesh has the shards already, and where the call was in other processes than those of the mesh."""
         if not self._drop.alive:
             raise MonarchError(
                 f"what '{self._label}' returned is on a mesh already", hint="use the tensors that were made of it."
@@ -70,7 +71,7 @@ class Shards(Generic[T]):
         return [replies[process] for process in processes]
 
     def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
-        """`monarch.compiler.plan.Returned`."""
+        """The shards, as values of the mesh (see `monarch.compiler.plan.Returned`)."""
         handles = _beside(executor)[0].adopt(self._number, types)
         self._drop.detach()
         return handles

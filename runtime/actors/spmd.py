@@ -108,7 +108,7 @@ def setup_torch_elastic_env(
     """Give the processes of a mesh the environment that torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …
 
     Where no address and port are given, the processes meet at the first one's host, at a port that is free there: by
-    its name, or by an address of the kind `use_ipaddr`, "IPv4" or "IPv6".
+    its name, or by an address of the kind `use_ipaddr`, "IPv4" or "IPv6". ValueError where one of the two is given.
     """
     if (master_addr is None) != (master_port is None):
         raise ValueError(f"master_addr={master_addr!r}, master_port={master_port!r}: give both, or neither")
@@ -126,7 +126,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: Family | None = None,
 ) -> None:
-    """The same, in a coroutine."""
+    """`setup_torch_elastic_env` in a coroutine. ValueError where an address or a port is given without the other."""
     if (master_addr is None) != (master_port is None):
         raise ValueError(f"master_addr={master_addr!r}, master_port={master_port!r}: give both, or neither")
     actors = procs.spawn("spmd", SPMDActor)

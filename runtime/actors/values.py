@@ -17,6 +17,8 @@ class ValueMesh(MeshAlgebra, Generic[T]):
     losses = trainers.step.call(batch).get()
     losses.item(hosts=0, gpus=3)
     losses.slice(hosts=0).flatten("rank").values()
+
+    ValueError for another number of values than there are places.
     """
 
     def __init__(self, shape: Shape, values: Sequence[T]) -> None:
@@ -44,7 +46,7 @@ class ValueMesh(MeshAlgebra, Generic[T]):
         return ValueMesh(shape, [found[rank] for rank in range(len(shape))])
 
     def get(self, rank: int) -> T:
-        """The value at a row-major rank of this mesh, from 0."""
+        """The value at a row-major rank of this mesh, from 0. IndexError for a rank that it does not have."""
         if not 0 <= rank < len(self._values):
             raise IndexError(f"no rank {rank}: {self.extent} has ranks 0 to {len(self._values) - 1}")
         return self._values[rank]

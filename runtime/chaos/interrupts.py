@@ -33,7 +33,7 @@ class Points:
 
 
 def ctrl_c() -> None:
-    """What Ctrl-C does by default."""
+    """What Ctrl-C does by default: raises KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 

@@ -80,7 +80,7 @@ def delay(mesh: OnWorkers, worker: int, seconds: float) -> None:
 
 def flip(mesh: OnWorkers, worker: int, tensor: Valued, bit: int = 0) -> None:
     """Flip a bit of what a worker holds of a distributed tensor, as broken memory does: nobody is told. Bits are
-    numbered from the first element's lowest."""
+    numbered from the first element's lowest. MonarchError for a tensor that is not on the mesh."""
     on, (handle, _) = _executor(mesh, worker), tensor._value()
     if not isinstance(handle, Remote) or handle.owner is not on:
         raise MonarchError(

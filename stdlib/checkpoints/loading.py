@@ -41,7 +41,7 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
     checkpoint have to have the same names. Nothing changes before all is read: until then workers hold both.
 
     Raises CheckpointError for a checkpoint that does not fit, with names and sizes, and for one that is corrupt, with
-    file, tensor and bytes.
+    file, tensor and bytes; ProgramError inside a program.
     """
     if current_program() is not None:
         raise ProgramError(

@@ -70,7 +70,8 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
     Hugging Face's index, or one file, where the path ends in ".safetensors"). Workers on other hosts have to see the
     same file system.
 
-    Raises CheckpointError for what cannot be saved, and for a path that cannot be written or is being saved to.
+    Raises CheckpointError for what cannot be saved, and for a path that cannot be written or is being saved to;
+    ProgramError inside a program.
     """
     if current_program() is not None:
         raise ProgramError(

@@ -130,6 +130,7 @@ def pack(
 
     `tokenize` makes lists of tokens of a list of what the column holds. A stream's seed orders the documents.
     `monarch.data.document_mask` makes an attention mask of `documents`. Rows fill up at the end of an epoch.
+    DataError for a `length` below 1.
     """
     if length < 1:
         raise DataError(f"rows of {length} tokens", hint="give a length from 1.")

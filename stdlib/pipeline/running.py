@@ -132,7 +132,7 @@ class Pipeline(nn.Module):
         self.timetable = timetable
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """The model on a whole batch, one stage after the other: for evaluation."""
+        """The model on a whole batch, one stage after the other: for evaluation. ProgramError outside of a program."""
         recording = current_program()
         if recording is None:
             raise ProgramError(
@@ -161,6 +161,9 @@ class Pipeline(nn.Module):
         a batch that they do not divide differ by one row, and count so. A call of the model that mixes rows, as batch
         normalisation does, is made once for the whole batch, where all microbatches have come to it; and so is a loss
         that is neither a mean nor a sum over rows. `monarchc inspect` says what the waiting costs.
+
+        Raises ProgramError outside of a program, for named sizes and for tensors that do not have the batch's rows;
+        ValueError for another `reduction`.
         """
         recording = take_timetable(self.timetable)
         if recording.symbols is not None:

@@ -505,7 +505,7 @@ class Root(Process):
 
 
 def _exit_hook(failure: MeshFailure) -> None:
-    """Print the failure and end the program with status 1: what `fault_hook` does until it is set."""
+    """Print the failure and end the program with status 1, by SystemExit: what `fault_hook` does until it is set."""
     sys.stderr.write(f"Unhandled failure of {failure.report()}\n")
     sys.stderr.flush()
     raise SystemExit(1)
