@@ -254,7 +254,7 @@ class _Builder:
     def decisions(self, node: fx.Node) -> tuple[Decision, ...]:
         found = []
         before = self.before.get(node.name)
-        # One of several results lies as the op gives it; in a kernel there is no other value that says how that lies.
+        # One of several results has the layout that the op gives it; in a kernel no other value says which.
         told = node if before is None or provenance(node).fused else _made_by(before)
         for decided in told.meta.get("decisions", ()):
             assert isinstance(decided, Decided)

@@ -188,7 +188,7 @@ def inspect(
         typer.Option(
             "--why",
             metavar="VALUE|FILE.py:LINE|MODULE",
-            help="Why a value lies as it does, or the collectives of a line or module are there.",
+            help="Why a value has its layout, or the collectives of a line or module are there.",
         ),
     ] = None,
     html: Annotated[

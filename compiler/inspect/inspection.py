@@ -54,7 +54,7 @@ class Inspection:
             raise MonarchError(f"cannot write {path}: {error.strerror}") from error
 
     def explain(self, name: str) -> Explanation | Place:
-        """Why a value lies as it does, or why a collective is there: the chain of causes. `name` is a value's or a
+        """Why a value has its layout, or why a collective is there: the chain of causes. `name` is a value's or a
         state's; or a line, "train.py:58", or a module, "layers.0.mlp", for all of its collectives. Raises MonarchError,
         with near names, where there is none. In a program of several meshes the first that has it answers."""
         *others, last = [part.plan for part in self.plan.parts] or [self.plan]
@@ -82,6 +82,6 @@ class Inspection:
             + (f" ({counted})" if counted else ""),
             f"  a worker sends {size_text(sum(value.sent for value in collectives))} a step, "
             f"and holds {size_text(peak(plan)[0])} at most",
-            '  .save("page.html") writes the inspector\'s page; .explain("name") says why a value lies as it does',
+            '  .save("page.html") writes the inspector\'s page; .explain("name") says why a value has its layout',
         ]
         return "\n".join(lines)

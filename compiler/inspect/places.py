@@ -77,7 +77,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def explain_any(plan: Plan, what: str) -> Explanation | Place:
-    """Why a value lies as it does (`mm_3`, `layers.0.mlp.weight`; see `explain`), or what a line (`train.py:58`) or a
+    """Why a value has its layout (`mm_3`, `layers.0.mlp.weight`; see `explain`), or what a line (`train.py:58`) or a
     module (`layers.0.mlp`, with those in it) became, and why its collectives are there.
 
     Raises MonarchError, with near names, where the plan has nothing of that name, and where it has no report.

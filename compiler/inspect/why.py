@@ -1,4 +1,4 @@
-"""Why a value lies as it does, and why a collective is there: a plan's report, followed back to what the user said."""
+"""Why a value has its layout, and why a collective is there: a plan's report, followed back to what the user said."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ class Cause:
 
 @dataclass(frozen=True)
 class Moved:
-    """One tensor that a collective moves: `value` is whose it is, `takers` who takes the result; chains say why each
-    lies as it does on the collective's mesh dims."""
+    """One tensor that a collective moves: `value` is the one whose it is, `takers` are those that read the result;
+    chains say why each has its layout on the collective's mesh dims."""
 
     value: int
     before: str
@@ -91,7 +91,7 @@ class Explanation:
 
 
 def explain(plan: Plan, name: str) -> Explanation:
-    """Why the value `name` lies as it does, or is there.
+    """Why the value `name` has its layout, or is there.
 
     `name` is a value's as in the graph's text (with or without %), a state's label, or a value's of the traced graph.
     Raises MonarchError, with near names, where the plan has no such value, and where it has no report.

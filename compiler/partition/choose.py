@@ -36,7 +36,7 @@ the step cannot be run again for it. The sum travels with gradients, and one wor
 class Choice:
     """What was chosen for one mesh dim: an alternative for every op; `exact` says whether no cheaper choice exists.
 
-    `extra`  where it was asked for: each op's alternatives, and how much dearer the best whole program is with each
+    `extra`  where it was asked for: each op's alternatives, and how much more the best whole program costs with each
              (see `margins`)
     """
 

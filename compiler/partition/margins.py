@@ -1,4 +1,4 @@
-"""How much dearer the best whole program is for each alternative of each variable: min-marginals.
+"""How much more the best whole program costs for each alternative of each variable: min-marginals.
 
 Elimination (`solve`) passes tables up a tree: the bucket of a variable gives its table to the bucket of the variable of
 its scope that leaves next. One pass back down gives each bucket the cost of everything outside it, and with that the

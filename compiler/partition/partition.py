@@ -83,7 +83,7 @@ class PartitionByMesh(Pass):
 
 
 def drop_constraints(graph: Graph) -> None:
-    """Take out what `layout()` left, once every dim lies as it says."""
+    """Take out what `layout()` left, once every dim has the layout that it says."""
     for node in list(graph.calls):
         if node.target is ops.constrain:
             value = args_of(node)[0]

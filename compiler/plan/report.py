@@ -31,7 +31,7 @@ class Alternative:
 
     `text`   where operands and results lie on the mesh dim: `[@data, -], [-, -] -> [@data, -]`, and ` then [-, -]`
              where the result is resharded at once for all of its users
-    `extra`  how much dearer the best whole program is in which the op runs so, in bytes sent by a worker (compute and
+    `extra`  how much more the best whole program costs in which the op runs so, in bytes sent by a worker (compute and
              memory are counted in the same unit, see `partition/cost.py`); 0 for the one that was chosen
     """
 

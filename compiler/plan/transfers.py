@@ -59,8 +59,8 @@ class Route(NamedTuple):
 
 
 def routes(sent: TensorType, source: MeshSpec, received: TensorType, target: MeshSpec) -> tuple[Route, ...]:
-    """Who reads what from whom, for a value that lies as `sent` on the mesh `source` and as `received` on `target`:
-    each element of each block of the target from one worker, in the order of targets.
+    """Which worker reads what from which, for a value of the type `sent` on the mesh `source` and `received` on
+    `target`: each element of each block of the target from one worker, in the order of targets.
 
     Replicas of a source block are asked in turn, so that each serves as many bytes as the others, to within one block.
     Blocks that several workers read from one are put there once. Padding is nobody's: where no route leads, what a

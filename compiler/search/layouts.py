@@ -68,7 +68,7 @@ def made(graph: Graph) -> list[tuple[str, fx.Node]]:
 
 def written(graph: Graph, parameters: Mapping[str, Layout], inputs: Mapping[int, Layout] | None = None) -> Found:
     """Layouts of a traced graph from those of parameters by name, as people write them: what optimizers keep for a
-    parameter lies as it does, and where it has other dims, whole on each worker."""
+    parameter has its layout, and where it has other dims, whole on each worker."""
     states: dict[str, Layout] = {}
     for label, type_ in graph.states.items():
         layout = parameters.get(StateKey.of(label).parameter)

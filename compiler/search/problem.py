@@ -67,7 +67,7 @@ class Kind:
     """Nodes that are alike.
 
     `rule`      None for a placeholder, and for what has one strategy
-    `leader`    the kind whose choice it shares: an optimizer's state lies as its parameter does
+    `leader`    the kind whose choice it shares: an optimizer's state has its parameter's layout
     `fixed`     a placeholder's, or a `layout()`'s, where the user has said it
     `touched`   bytes that its op moves of its operands, by position, and of its results: 0 within a fused kernel
     `is_weight` it shows state and nothing else

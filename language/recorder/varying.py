@@ -2,7 +2,7 @@
 
 A tensor that varies along mesh dims (`f32[3] varying<data>`) is one of this shape on each worker along them. What is
 computed from it varies too; every other tensor is the same on all workers, whatever its layout. The gradient of a value
-lies as the value does, so each step from one to the other has one that goes back:
+has the value's layout, so each step from one to the other has one that goes back:
 
     to_varying(x, dim, d)         blocks become each worker's own           its gradient: from_varying(g, dim, d)
     to_varying(x, dim, None)      the same value becomes each worker's own  its gradient: the sum over the workers

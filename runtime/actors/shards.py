@@ -52,8 +52,8 @@ class Shards(Generic[T]):
         return self
 
     def found(self, executor: Executor) -> list[Any]:
-        """What each process returned, for `Mesh.from_shards` (see `monarch.compiler.plan.Returned`). MonarchError where a
-        mesh has the shards already, and where the call was in other processes than those of the mesh."""
+        """What each process returned, for `Mesh.from_shards` (see `monarch.compiler.plan.Returned`). MonarchError
+        where a mesh has the shards already, and where the call was in other processes than those of the mesh."""
         if not self._drop.alive:
             raise MonarchError(
                 f"what '{self._label}' returned is on a mesh already", hint="use the tensors that were made of it."

@@ -76,8 +76,9 @@ def checksum(data: memoryview) -> str:
 
 class Target:
     """A file that blocks are written to. Long stretches pass by the system's cache of files: `put` copies them into a
-    buffer that lies as direct writes need it, and the rest of a page at either end goes through the cache, for another
-    worker may write the other part of that page. Where the file system has no direct writes, all does. To be closed."""
+    buffer that is aligned as direct writes need it, and the rest of a page at either end goes through the cache, for
+    another worker may write the other part of that page. Where the file system has no direct writes, all does. To be
+    closed."""
 
     def __init__(self, path: str) -> None:
         """Open the file, which is made where there is none. Raises OSError."""

@@ -68,5 +68,5 @@ def checksum(tensor: torch.Tensor) -> int:
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Those of a tensor without gaps that lies as this one does."""
+    """The strides of a tensor without gaps whose dims are in the order of this one's."""
     return torch.empty_like(tensor).stride()

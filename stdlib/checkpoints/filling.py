@@ -21,8 +21,8 @@ _EXTRA = "_extra_state"
 
 @dataclass
 class Wanted:
-    """A tensor of the checkpoint that is to be read: into `target`, or into a new tensor, which lies as `like` does
-    where it has its shape, and is plain otherwise."""
+    """A tensor of the checkpoint that is to be read: into `target`, or into a new tensor, which has the layout of
+    `like` where it has its shape, and is plain otherwise."""
 
     target: torch.Tensor | None = None
     like: torch.Tensor | None = None

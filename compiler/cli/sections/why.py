@@ -1,4 +1,4 @@
-"""`--why NAME`: why a value lies as it does, or a collective is there, back to what the user said; the collectives of a
+"""`--why NAME`: why a value has its layout, or a collective is there, back to what the user said; the collectives of a
 line or of a module."""
 
 from __future__ import annotations

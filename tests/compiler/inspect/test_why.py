@@ -1,4 +1,4 @@
-"""Why a value lies as it does: chains back to what the user said, as the text says it."""
+"""Why a value has its layout: chains back to what the user said, as the text says it."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ export class Panel {
       h("h4", {}, ...title, title.length > 0 && h("span", { class: "muted" }, " on "), mark, model.dimName(decision.dim), decision.factor ? h("span", { class: "muted" }, ` factor ${decision.factor}`) : null, !decision.exact && h("span", { class: "chip", title: "The search was cut short here: a cheaper whole program may exist." }, "not proven cheapest")),
       decision.why ? h("p", { class: "why" }, decision.why) : null,
       decision.rule ? h("p", {}, h("span", { class: "muted" }, "rule "), h("code", {}, decision.rule)) : null,
-      rows.length > 0 && h("table", { class: "alternatives" }, h("caption", {}, "Alternatives, and how much dearer the best program with each is"), h("tbody", {}, ...rows)),
+      rows.length > 0 && h("table", { class: "alternatives" }, h("caption", {}, "Alternatives, and how much more the best program with each costs"), h("tbody", {}, ...rows)),
       causes.length > 0 && h("ul", { class: "chain" }, ...causes.flatMap((cause) => this.chain(lines(cause)))),
     );
   }

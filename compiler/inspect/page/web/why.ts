@@ -1,4 +1,4 @@
-// Why a value lies as it does, and why a collective is there: what compiler/inspect/why.py finds, found here for whatever is
+// Why a value has its layout, and why a collective is there: what compiler/inspect/why.py finds, found here for whatever is
 // selected. tests/compiler/inspect/page compares the two, value by value.
 
 import type { Decision, Model } from "./model";
@@ -13,7 +13,7 @@ export interface Cause {
   causes: Cause[];
 }
 
-/** One tensor that a collective moves, who takes it, and why each lies as it does. */
+/** One tensor that a collective moves, who takes it, and why each has its layout. */
 export interface Moved {
   value: number;
   before: string;

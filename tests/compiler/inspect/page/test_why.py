@@ -1,4 +1,4 @@
-"""The page says why a value lies as it does, and why a collective is there, in the words of `why.explain`."""
+"""The page says why a value has its layout, and why a collective is there, in the words of `why.explain`."""
 
 from __future__ import annotations
 
