@@ -331,7 +331,7 @@ class _Part:
         self.workers.signals.advance(signals.PASSED, int(head["command"]))
 
     def _cancel(self, head: dict[str, Any], data: Any) -> None:
-        self._workers.stop_steps(int(head["first"]), int(head["behind"]))
+        self.workers.stop_steps(int(head["first"]), int(head["behind"]))
 
     def _dead(self, head: dict[str, Any], data: Any) -> None:
         self.workers.mark_dead(int(head["rank"]))

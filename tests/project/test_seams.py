@@ -58,7 +58,7 @@ def used(tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, each.value) for each in node.args[1:2] if isinstance(each, ast.Constant))
 
 
-OTHERS = {"self", "cls", "os", "sys", "aten", "ops", "torch.ops.aten", "torch._C"}
+OTHERS = {"self", "cls", "os", "sys", "torch", "aten", "ops", "torch.ops.aten", "torch._C"}
 """What has private names that are not the product's."""
 THEIRS = {"_base", "_modules", "_schema", "_replace", "_value", "_Options", "_threads", "_timeout"}
 """Names of Python's and PyTorch's objects."""
