@@ -21,6 +21,9 @@ _INSTEAD = {
         "transformers' Trainer places models and batches itself, for processes of its own. Write the loop "
         "(docs/howto/hugging-face.md), or use Lightning's Trainer with monarch.lightning.MeshStrategy."
     ),
+    ("accelerate.accelerator", "save_state"): (
+        "accelerator.save_state(folder, safe_serialization=False)   # right: plain tensors, as torch.save writes them"
+    ),
     ("safetensors.torch", "load_model"): 'monarch.load("model.safetensors", into=model)     # right: strict=False too',
     (STAGER, "stage"): (
         'monarch.save({"model": model, "optimizer": optimizer}, path)   # right: returns at once, and writes the '

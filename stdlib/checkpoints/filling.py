@@ -51,7 +51,7 @@ class Filling:
             raise CheckpointError(
                 f"the checkpoint {self.catalog.path} does not fit:\n\t" + "\n\t".join(self._problems),
                 hint="make the model with the sizes of the checkpoint, or load the part that fits: "
-                "into={...} with fewer entries, or strict=False.",
+                "into={...} with fewer entries; strict=False passes over names that one side lacks.",
             )
 
     def _find(self, path: Path, value: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import zipfile
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -58,6 +59,10 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
     return filled
 
 
+_PICKLED = "pytorch_model.bin"
+"""What older models of Hugging Face's are in."""
+
+
 def _open(path: FilePath) -> Catalog:
     put_back(path)
     left = unfinished(path)
@@ -66,7 +71,13 @@ def _open(path: FilePath) -> Catalog:
     try:
         if (path / dcp.METADATA).exists():
             return dcp.catalog(path)
-        if path.is_file() or safetensors_files.holds(path):
+        for file in (path, path / _PICKLED):
+            if file.is_file() and zipfile.is_zipfile(file):
+                raise CheckpointError(
+                    f"{file} is a file of torch.save, and monarch.load runs no pickle",
+                    hint=f'model.load_state_dict(torch.load("{file}", weights_only=True))   # also on a mesh',
+                )
+        if path.is_file() or any((path / name).exists() for name in (safetensors_files.INDEX, safetensors_files.ALONE)):
             return safetensors_files.catalog(path)
     except OSError as error:
         raise CheckpointError(f"cannot read the checkpoint {path}: {explain(error, str(path))}") from None

@@ -153,6 +153,15 @@ def as_tensor(name: Any, column: Column) -> torch.Tensor:
             hint="pack them: stream(monarch.data.pack(source, length=1024, …), …), or pad them: "
             f"map=lambda batch: {{**batch, {name!r}: batch[{name!r}].pad(length)}}.",
         )
+    first: Any = column
+    while isinstance(first, (list, tuple)) and first:
+        first = first[0]
+    if isinstance(first, (bool, int, float)):
+        raise DataError(
+            f"column {name!r} holds lists of lists",
+            hint="where they are equally long, make a tensor of them: "
+            f"map=lambda batch: {{**batch, {name!r}: torch.tensor(batch[{name!r}])}}.",
+        )
     raise DataError(
         f"column {name!r} holds {kind(column)} values, which are no tensors",
         hint="leave it out with columns=[…], or make numbers of it: stream(…, map=function), which gets each batch's "

@@ -179,8 +179,16 @@ def _duckdb_relation(given: Any, columns: Sequence[str] | None) -> Source:
 
 def _duckdb_query(given: Query, columns: Sequence[str] | None) -> Source:
     def opened() -> Any:
-        cursor = load("duckdb").connect() if given.connection is None else given.connection.cursor()
-        return cursor.execute(given.sql).to_arrow_reader(_ROWS)
+        duckdb = load("duckdb")
+        cursor = duckdb.connect() if given.connection is None else given.connection.cursor()
+        try:
+            return cursor.execute(given.sql).to_arrow_reader(_ROWS)
+        except duckdb.CatalogException as error:
+            raise DataError(
+                str(error),
+                hint="the query has a cursor of its own: what is registered, or temporary, is the connection's alone. "
+                'Give a relation:\nstream(connection.sql("SELECT …"), mesh, …)',
+            ) from error
 
     return _reader(f"the DuckDB query {_short(given.sql)!r}", opened, columns)
 

@@ -243,6 +243,21 @@ class Evil:
 
 
 @pytest.mark.usefixtures("here")
+def test_what_is_no_checkpoint_says_so_and_files_of_torch_save_how_to_load_them(tmp_path: Path) -> None:
+    model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2))
+    (folder := tmp_path / "folder").mkdir()
+    with pytest.raises(CheckpointError, match="there is no checkpoint at"):
+        monarch.load(folder, into=model)
+    state = nn.Linear(5, 3).state_dict()
+    torch.save(state, folder / "pytorch_model.bin")
+    for path in (folder, folder / "pytorch_model.bin"):
+        with pytest.raises(CheckpointError, match="is a file of torch.save") as raised:
+            monarch.load(path, into=model)
+        eval((raised.value.hint or "").partition("#")[0], {"model": model, "torch": torch})
+        assert torch.equal(model.weight.full_tensor(), state["weight"])
+
+
+@pytest.mark.usefixtures("here")
 def test_a_pickle_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     Evil.path = tmp_path / "evil"
     monarch.save({"x": torch.ones(2)}, tmp_path / "c").result()

@@ -237,6 +237,23 @@ def test_tensors_of_arrow_keep_their_shape() -> None:
     assert np.array_equal(found.numpy(), values)
 
 
+def test_lists_of_lists_become_tensors_as_the_error_says() -> None:
+    rows = [{"x": [[1.5, 2.0], [3.0, 4.0]]}] * 3
+    with pytest.raises(DataError) as raised:
+        next(stream(rows, None, batch=3))
+    function = (raised.value.hint or "").partition("map=")[2].removesuffix(".")
+    found = next(stream(rows, None, batch=3, map=eval(function, {"torch": torch})))
+    assert found["x"].tolist() == [row["x"] for row in rows]
+
+
+def test_a_query_of_what_is_registered_says_to_give_a_relation() -> None:
+    connection = duckdb.connect()
+    connection.register("rows", pyarrow.table({"x": [1, 2, 3]}))
+    with pytest.raises(DataError, match=r"stream\(connection.sql"):
+        next(stream(query("SELECT * FROM rows", connection), None, batch=3))
+    assert next(stream(connection.sql("SELECT * FROM rows"), None, batch=3))["x"].tolist() == [1, 2, 3]
+
+
 @pytest.mark.parametrize(
     ("array", "what"),
     [
