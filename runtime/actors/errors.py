@@ -62,6 +62,13 @@ class SupervisionError(MonarchError, RuntimeError):
         super().__init__(message)
         self.endpoint = endpoint
 
+    @staticmethod
+    def refusing(name: str, rank: int | None, place: Point | None, method: str, reason: str) -> SupervisionError:
+        """For a call of an actor that has ended; `place` is its place in its mesh, where that is known."""
+        who = f"'{name}'" if rank is None else f"'{name}[{rank}]'"
+        at = f" at {place}" if place else ""
+        return SupervisionError(f"{who}{at} takes no messages any more: {reason}", f"{name}.{method}")
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.endpoint)
 

@@ -90,6 +90,7 @@ class LocalActor:
         self._stops: list[ReplyTo] | None = []
         self._killed: list[tuple[ReplyTo, SupervisionError]] = []
         """Whose call the actor died of: they hear after its owner."""
+        self._aborted = False
         self._alert: Callable[[], object] = lambda: None
         """Called when a failure comes, also while a message is handled."""
         self._main: asyncio.Task[None] | None = None
@@ -157,6 +158,7 @@ class LocalActor:
     def abort(self, reason: str) -> None:
         """Have it die before it handles another message, or answers the one that it handles."""
         with self._lock:
+            self._aborted = True
             self._unhandled = self._unhandled or _End(reason, MonarchError(reason))
             rouse, self._asleep = self._asleep, False
         if rouse:
@@ -231,7 +233,12 @@ class LocalActor:
 
     def _refuse(self, call: Call) -> None:
         call[2].drop()
-        reason = self.ended or "it was told to stop"
+        reason, (_, head, _) = self.ended or "it was told to stop", call
+        with self._lock:
+            if self._aborted and self._stops is not None and head[2] is not None:
+                error = SupervisionError.refusing(self.instance.name, self.rank, self.instance.rank, head[3], reason)
+                self._killed.append((head[2], error))
+                return
         self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason, self.instance.rank)
 
     # -- the actor's thread --------------------------------------------------------------------------------------------

@@ -193,9 +193,7 @@ class Process:
         self, sender: str, head: Head, name: str, rank: int | None, reason: str, place: Point | None = None
     ) -> None:
         """A call is for an actor that has ended; `place` is its place in its mesh, where that is known."""
-        who = f"'{name}'" if rank is None else f"'{name}[{rank}]'"
-        at = f" at {place}" if place else ""
-        error = SupervisionError(f"{who}{at} takes no messages any more: {reason}", f"{name}.{head[3]}")
+        error = SupervisionError.refusing(name, rank, place, head[3], reason)
         if head[2] is not None:
             self.reply(head[2], False, error)
         else:

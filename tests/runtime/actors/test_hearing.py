@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
+import signal
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +18,7 @@ from monarch.actor import (
     MeshFailure,
     Port,
     SupervisionError,
+    context,
     endpoint,
     this_host,
     this_proc,
@@ -93,6 +96,46 @@ def test_an_owner_is_told_before_another_caller_is_answered() -> None:
         with pytest.raises(SupervisionError):
             owner.spawn.call_one().get(WAIT).exit.call_one().get(WAIT)
         assert owner.heard.call_one().get(WAIT) == count
+
+
+class Ending(Actor):
+    """Ends in two ways that no exception tells of."""
+
+    @endpoint
+    def end(self, how: str) -> None:
+        if how == "abort":
+            context().actor_instance.abort("enough")
+        else:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Apart(Listed):
+    """An owner whose actors are in processes of their own."""
+
+    @endpoint
+    def spawn_apart(self) -> Any:
+        return this_host().spawn_procs().spawn("ending", Ending)
+
+
+class Asking(Actor):
+    """Has an actor end, and asks its owner how many ends it knows of."""
+
+    @endpoint
+    def ask(self, ending: Any, owner: Any, how: str) -> int:
+        with suppress(SupervisionError):
+            ending.end.call_one(how).get(WAIT)
+        heard: int = owner.heard.call_one().get(WAIT)
+        return heard
+
+
+@pytest.mark.parametrize("how", ["abort", "kill"])
+def test_an_owner_elsewhere_is_told_before_the_caller_is_answered(how: str) -> None:
+    """The program itself calls, which hears of the ends of its processes first, and an actor in a third process."""
+    procs = spawn(2)
+    owner, asking = procs.slice(gpus=0).spawn("apart", Apart), procs.slice(gpus=1).spawn("asking", Asking)
+    for count in range(1, 9, 2):
+        assert Asking().ask(owner.spawn_apart.call_one().get(WAIT), owner, how) == count
+        assert asking.ask.call_one(owner.spawn_apart.call_one().get(WAIT), owner, how).get(WAIT) == count + 1
 
 
 class Waiting(Actor):
