@@ -253,6 +253,20 @@ class DistributedTensor(_Base):
         """The tensor's layout on the mesh. (`layout` is torch's: strided.)"""
         return self.tensor_type.layout
 
+    if not TYPE_CHECKING:  # DTensor's, which are said what to write; hasattr() says that they are not there
+
+        @property
+        def placements(self) -> Any:
+            raise AttributeError(
+                "a tensor of a mesh has no 'placements': x.sharding is its layout, and x.to_dtensor() a DTensor"
+            )
+
+        @property
+        def device_mesh(self) -> Any:
+            raise AttributeError(
+                "a tensor of a mesh has no 'device_mesh': x.mesh is its mesh, and x.to_dtensor() a DTensor"
+            )
+
     def _settled(self) -> Ref:
         """A Ref of a whole cell that holds this tensor's value on the workers."""
         cell = self._ref.cell

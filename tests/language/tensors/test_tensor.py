@@ -46,6 +46,15 @@ def test_forms_of_a_layout(mesh: Mesh) -> None:
     assert distribute(x, mesh).sharding.is_replicated
 
 
+def test_what_only_a_dtensor_has_says_what_to_write(mesh: Mesh) -> None:
+    x = distribute(torch.ones(4), mesh)
+    assert not hasattr(x, "placements") and not hasattr(x, "device_mesh")
+    with pytest.raises(AttributeError, match=r"x\.sharding is its layout, and x\.to_dtensor\(\) a DTensor"):
+        x.placements  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"x\.mesh is its mesh"):
+        x.device_mesh  # type: ignore[attr-defined]  # noqa: B018
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
