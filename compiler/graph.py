@@ -74,12 +74,14 @@ class Provenance:
     `module`    the path of the module whose forward ran the op, or the forward op that it is the backward of
     `backward`  whether autograd ran it
     `fused`     kernels only: the nodes that it stands for, which are of the graph before fusion
+    `block`     while equal blocks are folded (`compiler/passes/fold.py`): which of those that stay, or None
     """
 
     source: Source | None = None
     module: str = ""
     backward: bool = False
     fused: tuple[Node, ...] = ()
+    block: int | None = None
 
 
 UNKNOWN = Provenance()

@@ -21,11 +21,13 @@ from monarch.compiler.ops.regions import each_region
 from monarch.compiler.partition import PartitionByMesh, nesting_order
 from monarch.compiler.partition.decide import mark_traced
 from monarch.compiler.partition.partition import drop_constraints
+from monarch.compiler.partition.steady import Unsteady
 from monarch.compiler.passes.anomalies import DetectAnomalies
 from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReductions
 from monarch.compiler.passes.cut import cut, lay_out_received, sends_of
 from monarch.compiler.passes.decompose import DecomposeSplit, KeepUnevenApart
 from monarch.compiler.passes.drop_padding import DropPadding
+from monarch.compiler.passes.fold import fold
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.padding import PadForDivisibility, is_uneven
 from monarch.compiler.passes.predicates import AgreeOnPredicates
@@ -244,10 +246,13 @@ def compile_graph(
     if graph.parts:
         return _compile_parts(graph, context, progress, cluster)
     seconds = context.seconds
-    partitioned = graph.copy()
-    if report:
-        mark_traced(partitioned)
-    partitioned = _run([*pipeline(partitioned), *lowering(context)], partitioned, context, progress)
+    partitioned = _by_few_blocks(graph, context, progress)
+    if partitioned is None:
+        partitioned = graph.copy()
+        if report:
+            mark_traced(partitioned)
+        partitioned = _run(pipeline(partitioned), partitioned, context, progress)
+    partitioned = _run(lowering(context), partitioned, context, progress)
     start = time.perf_counter()
     schedule = Schedule(partitioned)
     plan = plan_of(schedule, options)
@@ -271,6 +276,33 @@ def compile_graph(
     return replace(plan, costs={**plan.costs, "seconds": seconds})
 
 
+def _by_few_blocks(graph: Graph, context: Context, progress: Progress | None) -> Graph | None:
+    """The traced graph behind the passes of `pipeline`, of which those in front of the one that joins collectives have
+    seen a few of its equal blocks alone. None where it has not enough that stay equal, and where a report says of each
+    value why it is as it is."""
+    if context.report or settings.dump or (few := fold(graph)) is None:
+        return None
+    steps = pipeline(graph)
+    at = next(at for at, step in enumerate(steps) if step.name == JoinCollectives.name)
+    within = replace(context, costs={})
+    try:
+        reduced = _run(steps[:at], few.reduced, within, progress)
+    except Unsteady:
+        return None
+    start = time.perf_counter()
+    made = few.unfold(reduced)
+    context.seconds["unfold"] = time.perf_counter() - start
+    if made is None:
+        return None
+    if whole := sum("gathered" in node.meta for node in made.calls):
+        context.costs["whole"] = whole
+    if settings.verify:
+        verify(made, after="unfold")
+    if progress is not None:
+        progress("unfold", context.seconds["unfold"], made)
+    return _run(steps[at:], made, context, progress)
+
+
 def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cluster: Cluster | None) -> Plan:
     """The plan of a graph of several meshes."""
     options = context.options
@@ -287,7 +319,9 @@ def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cl
 
     def lowered(part: Graph) -> Graph:
         within = replace(context, costs={})
-        part = _run([*pipeline(part), *lowering(within)], part, within, progress)
+        made = _by_few_blocks(part, within, progress)
+        part = _run(pipeline(part), part, within, progress) if made is None else made
+        part = _run(lowering(within), part, within, progress)
         schedule = Schedule(part)
         plan = plan_of(schedule, options)
         plan.costs.update(within.costs)

@@ -19,6 +19,7 @@ from monarch.compiler.partition.margins import margins
 from monarch.compiler.partition.options import Alternative, Options, Shape
 from monarch.compiler.partition.regions import RegionRule
 from monarch.compiler.partition.solve import CostNetwork
+from monarch.compiler.partition.steady import check_steady
 from monarch.compiler.rules import PARTIAL, Strategy
 from monarch.compiler.types import Placement, TensorType, is_partial
 
@@ -46,13 +47,15 @@ class Choice:
 
 
 def choose(options: Options, *, extra: bool = False) -> Choice:
-    """The cheapest combination of alternatives. See Options for which there are, `cost` for what they cost."""
+    """The cheapest combination of alternatives. See Options for which there are, `cost` for what they cost. Raises
+    Unsteady (`steady.py`)."""
     graph = options.graph
     network = CostNetwork(keep=extra)
     variables: dict[fx.Node, int] = {}
     alternatives: dict[fx.Node, list[Alternative]] = {}
     alike = _Alike(options)
     returned, states = set(graph.returns), graph.states
+    costs_of: dict[fx.Node, list[float]] = {}
     updated: dict[fx.Node, list[str]] = {}
     for label, value in graph.updates.items():
         updated.setdefault(value, []).append(label)
@@ -64,7 +67,7 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
             own = [c + pending * is_partial(a.after) for c, a in zip(own, alternatives[node], strict=True)]
         for label in updated.get(node, ()):
             own = _with_update(options, states.get(label), node, alternatives[node], own)
-        variables[node] = network.variable(own)
+        variables[node], costs_of[node] = network.variable(own), own
     for node in graph.calls:
         for producer in dict.fromkeys(options.operands[node]):
             if producer.op == "placeholder":
@@ -72,6 +75,13 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
             costs = alike.edge(node, producer, alternatives[producer], alternatives[node])
             network.pair(variables[producer], variables[node], costs)
     picked = network.solve()
+    check_steady(
+        list(graph.calls),
+        options.operands,
+        costs_of,
+        lambda node, operand: alike.edge(node, operand, alternatives[operand], alternatives[node]),
+        {node: picked[variable] for node, variable in variables.items()},
+    )
     chosen = {node: alternatives[node][picked[variable]] for node, variable in variables.items()}
     choice = Choice(chosen, network.exact)
     if extra:

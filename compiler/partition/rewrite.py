@@ -134,7 +134,12 @@ class _Rewrite:
         type_ = self.new.type_so_far(copy).place(dim, target)
         named = tuple((node.name, node.meta["key"]) for node in (value, user) if "key" in node.meta)
         taker, maker = provenance(user), provenance(value)
-        of = Provenance(taker.source or maker.source, taker.module or maker.module, taker.backward)
+        of = Provenance(
+            taker.source or maker.source,
+            taker.module or maker.module,
+            taker.backward,
+            block=maker.block if taker.block is None else taker.block,
+        )
         why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
         if user is value:
             why = f"{_describe(value)} is {_words(source, dim)}, and its users take it {_words(target, dim)}"

@@ -73,6 +73,14 @@ class CostNetwork:
             a, b, costs = b, a, self._made_of(costs, "transposed", lambda table: table.T)
         self.factors.append(_Factor((a, b), costs))
 
+    def own(self, number: int, costs: Table) -> None:
+        """Add costs[i] where a variable takes alternative i."""
+        self.factors.append(_Factor((number,), costs))
+
+    def cost(self, choice: list[int]) -> float:
+        """What a choice costs."""
+        return float(sum(factor.table[tuple([choice[v] for v in factor.scope])] for factor in self.factors))
+
     def solve(self) -> list[int]:
         """The alternative that each variable takes."""
         touching: list[list[_Factor]] = [[] for _ in self._sizes]
