@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from monarch.compiler.cli.look import is_program
+from monarch.compiler.cli.look import is_program, no_program, seen_plan
 from monarch.compiler.cli.screen import console, line, plain, print_json, size
 from monarch.compiler.cli.sections import by as by_group
 from monarch.compiler.cli.sections import comms, kernels, memory, overview
@@ -21,7 +21,6 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.costs import costs_by
 from monarch.compiler.inspect.survival import Survival
 from monarch.compiler.loading import load
-from monarch.compiler.plan.look import look_at
 from monarch.compiler.plan.plan import Plan
 
 SECTIONS = {
@@ -99,7 +98,7 @@ def inspect(
         own |= _sections(each, [name for name, on in wanted.items() if on], worker, why)
         sections |= {f"{of} {name}".strip(): (data, _headed(of, show)) for name, (data, show) in own.items()}
     if survives:
-        outlook = Survival(read, hosts or 1)
+        outlook = Survival(read, 1 if hosts is None else hosts)
         sections["survives"] = outlook.data, lambda out: line(out, str(outlook))
     if not (html or texts or sections):
         sections = dict(_sections(read, ["overview"], None, None))
@@ -169,13 +168,16 @@ def _read(
     """The plan; `whole` with all that a worker needs."""
     if is_program(plan):
         made: Plan = load("monarch.compiler.cli.compile:compiled")(plan, mesh, target, arg, first_call, memory_limit)
+        file = plan.partition(":")[0]
+        told = f"{file} was imported, and '{made.name}' traced without workers: nothing has run on a mesh"
+        console(stderr=True).print(told, soft_wrap=True)
         return made
     if mesh is not None or arg or first_call or memory_limit is not None or target is not None:
         raise MonarchError(
             f"--mesh, --target, --arg, --first-call and --memory-limit are for programs, and {plan} is a plan",
             hint="a plan is compiled already; name the program instead: train.py:train_step.",
         )
-    return _whole(plan) if whole else look_at(plan)
+    return _whole(no_program(Path(plan))) if whole else seen_plan(Path(plan))
 
 
 def _whole(path: str | Path) -> Plan:

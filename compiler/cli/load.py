@@ -131,7 +131,7 @@ def load_program(
     with without_workers(sizes, [str(file)]):
         module = import_file(file)
         path = path or _only(file, module)
-        program = _on_mesh(_find(module, file, path), mesh, file, path)
+        program = _on_mesh(_find(module, file, path), mesh, module, path)
         options = replace(program.options, memory_limit=memory_limit or program.options.memory_limit)
         program.options = replace(options, memory_limit=None, layouts="", machine="")  # calls are made to trace alone
         with users_errors(f"tracing {path}"):
@@ -194,15 +194,15 @@ def _python_files(folder: Path) -> list[str]:
 def import_file(file: Path) -> ModuleType:
     """Import a user's file as a module of its own name. Raises ProgramError at the line that failed."""
     file = file.resolve()
-    name = file.stem
+    folder, name = _package(file)
     while name in sys.modules or name in sys.stdlib_module_names:  # the file must not take the place of a library
         name += "_"
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    folder = str(file.parent)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
+    for each in (folder, str(file.parent)):
+        if each not in sys.path:
+            sys.path.insert(0, each)
     sys.modules[name] = module
     try:
         with users_errors(f"importing {file.name}"):
@@ -211,6 +211,15 @@ def import_file(file: Path) -> ModuleType:
         sys.modules.pop(name, None)
         raise
     return module
+
+
+def _package(file: Path) -> tuple[str, str]:
+    """The folder from which a file is imported, and its name from there: "train"; "package.train" in a package, whose
+    modules it may import relatively."""
+    folder, name = file.parent, file.stem
+    while (folder / "__init__.py").is_file() and folder.name.isidentifier():
+        folder, name = folder.parent, f"{folder.name}.{name}"
+    return str(folder), name
 
 
 @contextmanager
@@ -348,16 +357,23 @@ def _needed(function: Callable[..., Any]) -> list[str]:
 # -- its mesh --------------------------------------------------------------------------------------------------------
 
 
-def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, file: Path, path: str) -> Program[Any, Any]:
+def _on_mesh(program: Program[Any, Any], mesh: MeshSpec | None, module: ModuleType, path: str) -> Program[Any, Any]:
     """The program, on a mesh of the sizes asked for where it has none of its own."""
-    own = program._mesh or find_environment(program.__wrapped__).mesh()
+    own = program._mesh or find_environment(program.__wrapped__).mesh() or _only_mesh(module)
     if mesh is None:
-        return program
+        made = own is not None and program._mesh is None and find_environment(program.__wrapped__).mesh() is None
+        return Program(program.__wrapped__, own, program.options) if made else program
     if own is None:
         sized = Mesh([size for _, size in mesh.dims], mesh.names)
         return Program(program.__wrapped__, sized, program.options)
     _check_dims(mesh, own.spec, path)
     return program
+
+
+def _only_mesh(module: ModuleType) -> Mesh | None:
+    """The mesh of a file that has one, as programs find it when they are called."""
+    meshes = {id(value): value for value in vars(module).values() if isinstance(value, Mesh)}
+    return next(iter(meshes.values())) if len(meshes) == 1 else None
 
 
 def _check_mesh(program: Program[Any, Any], args: Any, kwargs: Any, path: str) -> None:

@@ -16,7 +16,12 @@ def is_program(spec: str) -> bool:
 
 
 def no_program(file: Path) -> Path:
-    """The path of a plan's file. Raises MonarchError where it names a program."""
+    """The path of a plan's file. Raises MonarchError where it names a program, or a notebook."""
+    if file.suffix == ".ipynb":
+        raise MonarchError(
+            f"{file} is a notebook, and a plan is wanted",
+            hint="call program.inspect(…) in the notebook, or program.compile(…).save('step.mplan').",
+        )
     if is_program(str(file)):
         raise MonarchError(
             f"{file} is a program, and a plan is wanted",

@@ -93,10 +93,16 @@ def _fold(text: Text, width: int) -> list[Text]:
     """Text in lines of some width, broken behind a space, comma or dot where there is one in the last third."""
     lines = []
     while len(text.plain) > width:
-        at = max(text.plain.rfind(sign, 2 * width // 3, width) for sign in " ,.") + 1 or width
+        ends = [at for at in range(2 * width // 3, width) if _may_end(text.plain, at)]
+        at = ends[-1] + 1 if ends else width
         lines.append(text[:at])
         text = text[at:]
     return [*lines, text]
+
+
+def _may_end(text: str, at: int) -> bool:
+    """Whether a line may end behind this character: not within a number."""
+    return text[at] in " ,." and not (text[at - 1 : at].isdigit() and text[at + 1 : at + 2].isdigit())
 
 
 def pairs(out: Console, rows: Iterable[Sequence[object]]) -> None:

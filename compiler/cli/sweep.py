@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -182,9 +183,12 @@ def with_layouts(graph: Graph, overrides: list[tuple[str, str]]) -> Graph:
         node.meta["type"] = type_
     if missed := [pattern for pattern, _ in overrides if pattern not in used]:
         names = sorted({StateKey.of(label).parameter for label in graph.states})
+        patterns = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
+        near = difflib.get_close_matches(missed[0], [*patterns, *names], n=1)
         raise MonarchError(
             f"--layout: no parameter is called {missed[0]}",
-            hint=f"there are {', '.join(names[:6])}{', …' * (len(names) > 6)}",
+            hint=(f"did you mean {near[0]}? " if near else "")
+            + f"There are {', '.join(patterns[:12])}{', …' * (len(patterns) > 12)}.",
         )
     return graph
 

@@ -164,9 +164,12 @@ def load_cluster(name: str) -> Cluster:
     except OSError as error:
         raise MonarchError(f"cannot read {path}: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise MonarchError(f"{path} is no TOML: {error}") from None
+        raise MonarchError(f"{path} is no TOML: {error}", hint=_SHOWN) from None
     except _Wrong as error:
-        raise MonarchError(f"{path}: {error}", hint="compiler/cost/cluster.py shows what such a file has.") from None
+        raise MonarchError(f"{path}: {error}", hint=_SHOWN) from None
+
+
+_SHOWN = "docs/reference/monarchc.md shows what such a file has, and monarch doctor --measure FILE writes one."
 
 
 def shipped() -> list[str]:
@@ -181,7 +184,7 @@ class _Wrong(Exception):
 def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
     known = set("description sources target memory memory_bandwidth flops attention start cores links".split())
     if unknown := sorted(data.keys() - known):
-        raise _Wrong(f"unknown key {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise _Wrong(_unknown(unknown[0], "", sorted(known)))
     target = data.get("target")
     if target not in MACHINES:
         raise _Wrong(f"target = {target!r}, which is none of {', '.join(MACHINES)}")
@@ -222,9 +225,20 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
     )
 
 
+_LINK = ("within", "workers", "bandwidth", "latency")
+
+
+def _unknown(key: str, of: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(key, known, n=1)
+    meant = f": did you mean {close[0]}?" if close else ";"
+    return " ".join(filter(None, ("unknown key", repr(key), of))) + f"{meant} There are {', '.join(known)}"
+
+
 def _level(data: Any, outermost: bool) -> Level:
-    if not isinstance(data, dict) or data.keys() - {"within", "workers", "bandwidth", "latency"}:
-        raise _Wrong("a link has `within`, `workers`, `bandwidth` and `latency`")
+    if not isinstance(data, dict):
+        raise _Wrong(f"a link is {data!r}, and has {', '.join(_LINK)}")
+    if unknown := sorted(data.keys() - set(_LINK)):
+        raise _Wrong(_unknown(unknown[0], "of a link", _LINK))
     workers = data.get("workers")
     if (workers is None) is not outermost:
         raise _Wrong("all links but the last say how many `workers` they connect, and the last connects all")

@@ -54,7 +54,7 @@ def estimate(plan: Plan, cluster: Cluster) -> Estimate:
     seconds = _simulate(workers, plan, cluster)
     busiest = max(workers, key=lambda worker: worker.computing)
     flops = sum(value.flops for value in busiest.values)
-    items, unit = _items(tuple(value for worker in workers for value in worker.values))
+    items, unit = _items(plan)
     machine = cluster.shared(busiest.count).machine
     most = max((machine.rate(dtype) for dtype in _products(busiest.values)), default=machine.rate("f32"))
     return Estimate(
@@ -203,8 +203,9 @@ def _products(values: tuple[Value, ...]) -> set[str]:
     return {max(by_dtype, key=lambda dtype: by_dtype[dtype])} if by_dtype else set()
 
 
-def _items(values: tuple[Value, ...]) -> tuple[int, str]:
-    shapes = [value.types[0] for value in values if value.op == "input" and value.types and value.types[0] is not None]
+def _items(plan: Plan) -> tuple[int, str]:
+    """The plan's own inputs say it: those of its values have padding in them."""
+    shapes = [spec.type for spec in plan.inputs if spec.kind == "input"]
     for type_ in shapes:
         if type_.dtype_name == "i64" and type_.ndim == 2:
             return type_.shape[0] * type_.shape[1], "tokens"

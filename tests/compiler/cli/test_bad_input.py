@@ -26,6 +26,7 @@ from tests.compiler.plan.test_hostile import JSON, places, sealed
 MISTAKES = {
     "no such file": (["compile", "trian.py:train_step"], ["trian.py does not exist", "did you mean train.py?"]),
     "a folder": (["compile", "folder.py:f"], ["folder.py is a folder"]),
+    "a notebook": (["inspect", "train.ipynb"], ["train.ipynb is a notebook", "program.inspect("]),
     "no such program": (
         ["compile", "train.py:train_stpe"],
         ["train.py has no 'train_stpe'", "did you mean train_step?", "train_step, evaluate, trainer.step"],

@@ -123,6 +123,23 @@ def test_users_modules_do_not_take_the_place_of_libraries(folder: Path, monarchc
     assert sys.modules["json"] is json_
 
 
+def test_modules_of_a_package_import_relatively(folder: Path, monarchc: Run) -> None:
+    (folder / "package").mkdir()
+    (folder / "package/__init__.py").write_text("")
+    (folder / "package/sizes.py").write_text("FACTOR = 3\n")
+    content = "from .sizes import FACTOR\nimport sizes\nassert sizes.FACTOR == FACTOR\n"
+    (folder / "package/inner.py").write_text(content + (folder / "mlp.py").read_text())
+    monarchc("compile", "package/inner.py", "-o", "inner.mplan")
+
+
+def test_a_program_finds_the_only_mesh_of_its_file(folder: Path, monarchc: Run) -> None:
+    program = "import monarch\n{}\n@monarch.program\ndef f(x: 'f32[4@data, 8]'):\n    return x * 2\n"
+    (folder / "one.py").write_text(program.format("mesh = monarch.Mesh(data=2)"))
+    assert "f on mesh<data=2>" in monarchc("compile", "one.py").out
+    (folder / "two.py").write_text(program.format("a, b = monarch.Mesh(data=2), monarch.Mesh(data=4)"))
+    assert "f has no mesh" in monarchc("compile", "two.py", code=2).err
+
+
 def test_a_plan_that_cannot_be_written(folder: Path, monarchc: Run) -> None:
     assert "cannot write no/such/a.mplan" in monarchc("compile", "mlp.py", "-o", "no/such/a.mplan", code=2).err
 

@@ -101,7 +101,7 @@ print(json.dumps(answers))
 """
     result = subprocess.run([sys.executable, "-c", code, json.dumps(asked)], capture_output=True, text=True, timeout=60)
     assert result.returncode == 0, result.stderr
-    monkeypatch.setattr(inspect, "look_at", load_plan)
+    monkeypatch.setattr(inspect, "seen_plan", load_plan)
     for arguments, (status, seen) in zip(asked, json.loads(result.stdout), strict=True):
         whole = CliRunner().invoke(app, arguments)
         assert (status, seen) == (whole.exit_code, whole.output or str(whole.exception)), arguments
@@ -113,7 +113,7 @@ def test_what_cuda_graphs_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     plan = compile_graph(training_step(["whole"]), CompileOptions(target="cuda:90", cuda_graphs=True), report=True)
     save_plan(plan, path)
     seen = CliRunner().invoke(app, ["inspect", str(path), "--memory", "--json"]).output
-    monkeypatch.setattr(inspect, "look_at", load_plan)
+    monkeypatch.setattr(inspect, "seen_plan", load_plan)
     assert seen == CliRunner().invoke(app, ["inspect", str(path), "--memory", "--json"]).output
     assert json.loads(seen)["memory"]["kept_by_graphs"] > 0
 

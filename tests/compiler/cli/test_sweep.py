@@ -106,7 +106,8 @@ def test_attention_takes_longer_than_products_of_as_many_operations(folder: Path
 
 
 def test_mistakes_are_told(folder: Path, monarchc: Run) -> None:
-    assert "no parameter is called wieght" in monarchc("sweep", "mlp.py", "--layout", "wieght=[-, -]", code=2).err
+    assert "no parameter is called uup" in monarchc("sweep", "mlp.py", "--layout", "uup=[-, -]", code=2).err
+    assert "did you mean up?" in monarchc("sweep", "mlp.py", "--layout", "uup=[-, -]", code=2).err
     assert "is not NAME=LAYOUT" in monarchc("sweep", "mlp.py", "--layout", "up", code=2).err
     assert "did you mean h100-8" in monarchc("sweep", "mlp.py", "--machine", "h100", code=2).err
     assert "unknown mesh dim 'dta'" in monarchc("sweep", "mlp.py", "--layout", "up=[@dta, -]", code=2).err

@@ -13,6 +13,15 @@ from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.text import parse_graph
 
+
+def test_padding_is_no_examples() -> None:
+    """Where more workers than examples share a batch, blocks are padded; what a step takes in are the examples."""
+    graph = parse_graph("graph @step on mesh<data=8> {\n  %x = input 0 : i64[3@data, 4]\n  return %x\n}")
+    plan = compile_graph(graph, report=True)
+    found = estimate(plan, cluster_of("cpu"))
+    assert (found.items, found.unit) == (12, "tokens")
+
+
 THERE_AND_BACK = """\
 graph @step on mesh<stage=2, data=2> with a: mesh<data=2>, b: mesh<data=2> {
   %x = input 0                 : f32[8@data, 4] on a
