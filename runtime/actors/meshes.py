@@ -52,6 +52,7 @@ from monarch.runtime.actors.processes.ports import All, One, failing
 from monarch.runtime.actors.telemetry import recording
 from monarch.runtime.actors.values import ValueMesh
 from monarch.runtime.future import Future
+from monarch.runtime.processes.importing import refuse_while_importing
 
 if TYPE_CHECKING:
     from typing import Self
@@ -262,6 +263,7 @@ class HostMesh(MeshAlgebra):
         MeshShapeError for a dim that counts the hosts already, ValueError for a `proc_bind` or a `bootstrap_command`
         that makes no sense.
         """
+        refuse_while_importing(0)
         dims = dict(per_host or {})
         self._usable()
         if twice := dims.keys() & self.extent.keys():

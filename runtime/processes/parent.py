@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import torch
 
 from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.processes.importing import refuse_while_importing
 from monarch.runtime.processes.roles import WORKER, WORKER_ACROSS_HOSTS
 from monarch.runtime.processes.warm import FILES_A_PACKET, PACKET_BYTES, fresh, run
 
@@ -292,8 +293,10 @@ _owner = 0
 
 def warm_parent() -> WarmParent:
     """The warm parent of this process; a new one where there is none, it has died or is stopped, or ops have been
-    registered since."""
+    registered since. Raises MonarchError where a module must not start processes (see `importing`), and where a
+    limit of the system is reached."""
     global _owner
+    refuse_while_importing(1)  # an actor's process may have a mesh of its own, that of a module too
     with _lock:
         if _owner != os.getpid():  # the first here, or a fork of a process that had one: that one's is not ours
             _owner = os.getpid()

@@ -41,6 +41,7 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any, NoReturn
 
+from monarch.runtime.processes import importing
 from monarch.runtime.processes.output import Output
 from monarch.runtime.processes.roles import Forked, before, role
 from monarch.runtime.shared.window import Geometry, Window
@@ -200,6 +201,7 @@ class Warm:
         die_with_parent()
         if os.getppid() != parent:  # it died before that was said
             os._exit(0)
+        importing.started()
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         if prints:
@@ -307,7 +309,8 @@ def _end_imports() -> None:
 def fresh(control: int, controller: int, expected: str) -> list[str]:
     """The command of a fresh interpreter that is the warm parent: slower, for torch is loaded anew."""
     code = (
-        "import sys; sys.path[:] = sys.argv[4:]; from monarch.runtime.processes.warm import main; "
+        "import sys; sys.path[:] = sys.argv[4:]; from monarch.runtime.processes.importing import started; "
+        f"started({importing.above()}); from monarch.runtime.processes.warm import main; "
         "main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3])"
     )
     return [sys.executable, "-c", code, str(control), str(controller), expected, *sys.path]

@@ -31,6 +31,7 @@ from monarch.runtime.actors.processes.exits import forget_what_is_the_parents
 from monarch.runtime.actors.processes.group import Group
 from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.actors.processes.process import CAUSE_SECONDS, Process
+from monarch.runtime.processes.importing import started
 from monarch.runtime.processes.looking import answer_with, stacks
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.transport.reach import configure
@@ -117,6 +118,7 @@ def serve_fresh() -> NoReturn:
     """Go on with `serve`, in an interpreter that `_run` has started."""
     rank, shared, listening = map(int, sys.argv[1:])
     sys.argv[1:] = []
+    started(1)
     for file in (shared, listening):
         os.set_inheritable(file, False)
     serve(Forked(rank, shared, None, [listening, os.dup(1), os.dup(2)], {}), fresh=True)
