@@ -146,7 +146,7 @@ def mean_shard(
 ) -> torch.Tensor:
     # Scaling the block's own mean, not dividing its sum, keeps half-precision sums from overflowing.
     own = math.prod(tensor.shape[dim] for dim in dims)
-    return tensor.mean(list(dims), keepdim, dtype=dtype) * (own / count)
+    return tensor.mean(list(dims), keepdim, dtype=dtype) * (own / max(count, 1))  # of nothing it is NaN
 
 
 def arange_shard(

@@ -116,7 +116,7 @@ def _var_mean(
         count *= x.shape[d]
     mean = x.sum(dims, keepdim=True) / count
     off = x - mean
-    var = (off * off).sum(dims, keepdim=keepdim) / (count - (1 if correction is None else correction))
+    var = (off * off).sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
     return var, mean if keepdim else mean.view(var.shape)
 
 

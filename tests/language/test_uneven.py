@@ -202,3 +202,29 @@ def test_merged_dims_stay_apart_beside_a_loop_on_values() -> None:
             str(node.target) for node in run.trace(*placed).partition().graph.calls if is_collective(node.target)
         ]
     assert collectives and set(collectives) == {"all_reduce"}
+
+
+OF_NOTHING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "mean": lambda x: x.mean(),
+    "mean of two": lambda x: x.mean((0, 1)),
+    "var": lambda x: torch.var_mean(x, 1)[0],
+    "std": lambda x: x.std(0, correction=2),
+}
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize("layout", ["[@data, -, -]", "[-, @data, -]"])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (3, 0, 4), (1, 3, 4)])
+@pytest.mark.parametrize("name", OF_NOTHING)
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_a_mean_of_nothing_is_nan(name: str, shape: tuple[int, ...], layout: str) -> None:
+    def gradient(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.detach().requires_grad_()
+        made = OF_NOTHING[name](x)
+        return made.detach(), torch.autograd.grad(made.sum(), x)[0]
+
+    x = torch.randn(shape)
+    with partitioned_mesh(data=2) as mesh:
+        found = program(gradient, mesh=mesh)(distribute(x, mesh, layout))
+        for ours, theirs in zip(found, gradient(x), strict=True):
+            torch.testing.assert_close(ours.full_tensor(), theirs, equal_nan=True)
