@@ -27,7 +27,7 @@ from monarch.runtime.hosts.attach import attach, security_from
 
 TRUST = "trust_all_connections"
 _ADDRESS = re.compile(r"(?:tcp|tls)://([^@/]+)(?:@(?:tcp|tls)://([^@/]+))?")
-_LOOK_SECONDS = 0.05
+_LOOK_SECONDS, _ANSWER_SECONDS = 0.05, 5.0
 _TRANSPORTS = ("tcp", "tls", "ipc")
 
 
@@ -70,24 +70,29 @@ def attach_to_workers(
     MonarchError where one cannot be attached, with the reason for each."""
     folder = _folder(private_key, ca)
     addresses = [_parts(each if isinstance(each, str) else each.get())[0] for each in workers]
-    security_from(folder, None, folder is None)  # raises before anybody waits
+    security_from(folder, None, folder is None)  # or else missing credentials would be waited for
     deadline = monotonic() + settings.host_timeout
-    for address in addresses:
-        _wait_until_it_listens(address, deadline)
-    return mesh_of(attach(addresses, folder, None, folder is None, None, 8, None))
-
-
-def _wait_until_it_listens(address: str, deadline: float) -> None:
-    """Or until then. What else is wrong with an address is said by what attaches it."""
-    while monotonic() < deadline:
+    listened = False
+    while True:
         try:
-            socket.create_connection(split_address(address), timeout=max(deadline - monotonic(), _LOOK_SECONDS)).close()
-        except ConnectionRefusedError:
+            return mesh_of(attach(addresses, folder, None, folder is None, None, 8, None))
+        except MonarchError:
+            before, listened = listened, all(map(_listens, addresses))
+            if before or monotonic() >= deadline:
+                raise
+        if not listened:
             sleep(_LOOK_SECONDS)
-        except OSError:
-            return
-        else:
-            return
+
+
+def _listens(address: str) -> bool:
+    """Whether waiting for a host is of no use: it listens, or something else is wrong with its address."""
+    try:
+        socket.create_connection(split_address(address), timeout=_ANSWER_SECONDS).close()
+    except ConnectionRefusedError:
+        return False
+    except (OSError, MonarchError):
+        return True
+    return True
 
 
 def enable_transport(transport: str) -> None:

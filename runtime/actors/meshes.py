@@ -466,7 +466,7 @@ class ProcMesh(Owned):
             raise ValueError("aggregate_window_sec is for what is printed: it needs stream_to_client=True")
         if aggregate_window_sec is not None and not 0 <= aggregate_window_sec < math.inf:
             raise ValueError(f"aggregate_window_sec={aggregate_window_sec!r}: it has to be a number of seconds from 0")
-        if not 0 <= level <= 255:
+        if not isinstance(level, int) or not 0 <= level <= 255:
             raise ValueError(f"level={level!r}: a level of the module logging is from 0 to 255")
         members, name = self._members(), self._name
 

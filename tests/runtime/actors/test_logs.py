@@ -126,6 +126,8 @@ def test_logging_options_that_make_no_sense_are_refused() -> None:
         asyncio.run(procs.logging_option(stream_to_client=True, aggregate_window_sec=-1))
     with pytest.raises(ValueError, match="from 0 to 255"):
         asyncio.run(procs.logging_option(level=256))
+    with pytest.raises(ValueError, match="from 0 to 255"):
+        asyncio.run(procs.logging_option(level="INFO"))  # type: ignore[arg-type]
     with pytest.raises(RuntimeError, match="is a slice"):
         asyncio.run(procs.slice(gpus=0).logging_option())
 
