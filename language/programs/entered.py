@@ -23,6 +23,7 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 
 from monarch.compiler.errors import Source
+from monarch.language.programs.kinds import is_users_own_module
 from monarch.language.programs.library import Library
 from monarch.language.programs.settings import SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
@@ -248,6 +249,9 @@ class Entered:
         self._not_yet: list[tuple[CodeType, _Code, str, Sequence[str]]] = []
         self._importing: Any = None
         """How Python imports the module whose code runs now, for the first time in this process."""
+        self._finding: FrameType | None = None
+        """The `__getattr__` of an installed package's module that runs now: it finds what the package has, and what it
+        reads and imports for that is none of a program's doing."""
         self._before: Any = None
 
     @contextmanager
@@ -266,6 +270,11 @@ class Entered:
             self._importing = None
         if code.co_name == "<module>" and self._importing is None:
             self._importing = _importing(frame.f_globals)
+        if self._finding is not None:
+            return None
+        if code.co_name == "__getattr__" and self._before is None and _finds_names(frame):
+            self._finding = frame
+            return self._at_end
         if self._importing is not None:
             return None if self._before is None else self._before(frame, event, argument)
         if id(code) not in self.met or self.met[id(code)] is not frame.f_globals:
@@ -281,6 +290,11 @@ class Entered:
             return None
         frame.f_trace_lines = False
         return self._at_error
+
+    def _at_end(self, frame: FrameType, event: str, argument: Any) -> Any:
+        if event == "return":
+            self._finding = None
+        return self._at_end
 
     def _at_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = self._asking[id(frame.f_code)].get(frame.f_lineno) if event == "line" else None
@@ -427,6 +441,13 @@ class Entered:
     def made_by(self, code: CodeType) -> bool:
         """Whether code that was entered makes functions of this code."""
         return any(code in outer.co_consts for outer in self.codes)
+
+
+def _finds_names(frame: FrameType) -> bool:
+    """Whether a frame is the `__getattr__` of an installed package's module of a class of its own."""
+    variables = frame.f_code.co_varnames
+    module = frame.f_locals.get(variables[0]) if variables else None
+    return isinstance(module, ModuleType) and type(module) is not ModuleType and not is_users_own_module(module)
 
 
 def _importing(names: dict[str, Any]) -> Any:

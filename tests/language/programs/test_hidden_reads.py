@@ -8,13 +8,16 @@ import ctypes
 import dataclasses
 import functools
 import gc
+import importlib
 import logging
+import math
 import multiprocessing
 import operator
 import pickle
 import random
 import threading
 import types
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +29,7 @@ import torch
 
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh, distribute, module_to_mesh, program
+from monarch.language.errors import TracedAgainWarning
 
 Case = tuple[Callable[[], float], Callable[[int], Any]]
 """What a program reads, and what changes it behind call number i."""
@@ -284,6 +288,26 @@ def test_a_change_is_seen_at_the_next_call(case: Callable[..., Case], mesh: Mesh
         assert torch.equal(step(x).full_tensor(), expected), call
         change_theirs(call)
         change_ours(call)
+
+
+class Lazy(types.ModuleType):
+    """As a package's that loads its parts when they are first asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(importlib.import_module("math"), name)
+
+
+def test_what_an_installed_package_loads_is_not_read_at_each_call(mesh: Mesh) -> None:
+    package = Lazy("package")
+    package.__file__ = np.__file__
+    step = program(
+        lambda x: x * (package.tau if hasattr(package, "pi") and not hasattr(package, "no") else 1), mesh=mesh
+    )
+    x = distribute(torch.ones(4), mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", TracedAgainWarning)
+        for _ in range(3):
+            assert step(x).full_tensor().tolist() == pytest.approx([math.tau] * 4)
 
 
 def test_a_plain_tensor_s_data_outside_of_programs(mesh: Mesh) -> None:
