@@ -37,6 +37,12 @@ class RowsOnTape:
         self._go_on((value,))
         return self._rows.dim_of(self._walk.value(value))
 
+    def counts(self, value: Value, size: int) -> bool:
+        """Whether a value without rows has numbers along a dim of that size."""
+        self._go_on((value,))
+        node = self._walk.value(value)
+        return any(node.meta["type"].shape[dim] == size for dim in self._rows.counted_along(node))
+
     def way_of(self, given: Mapping[Value, Rows], followed: bool, loss: Callable[[], Value]) -> Way | None:
         """How a loss follows from rows, which is written by calling `loss`. `given` are dims of what it takes; other
         values have theirs where the model has been `followed`, and else none."""

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.rules import rule_for, tensor_operands
 from monarch.compiler.rules.call import argument, op_name
@@ -40,11 +40,17 @@ class FollowedRows:
 
     def __init__(self) -> None:
         self._found: dict[fx.Node, Rows | tuple[Rows, ...]] = {}
+        self._numbered: dict[fx.Node, frozenset[int]] = {}
+        """Of values without rows, the dims along which they follow from a count: `torch.arange(x.shape[0])`."""
 
     def dim_of(self, node: fx.Node) -> Rows:
         """The dim of a value that has the rows."""
         found = self._found.get(node)
         return None if isinstance(found, tuple) else found
+
+    def counted_along(self, node: fx.Node) -> frozenset[int]:
+        """The dims of a value without rows along which it follows from a count."""
+        return self._numbered.get(node, _NONE)
 
     def follow(self, node: fx.Node) -> None:
         """Follow the rows through the next op. Raises ProgramError for one of the model that mixes them."""
@@ -52,19 +58,55 @@ class FollowedRows:
         found = self._found
         if task is None or task.microbatch or provenance(node).backward:
             return
-        if not task.by_rows:
+        if node.target is ops.transfer and (task.by_rows or node.all_input_nodes[0] in found):
+            found[node] = found.get(node.all_input_nodes[0])
+            self._numbered[node] = self._numbered.get(node.all_input_nodes[0], _NONE)
+        elif not task.by_rows:
             found[node] = 0  # rows of the batch, which the model takes
         elif node.target is operator.getitem:
             several, at = args_of(node)
             rows = found.get(several)
             found[node] = rows[at] if isinstance(rows, tuple) else None
-        elif node.target is ops.transfer:
-            found[node] = found.get(node.all_input_nodes[0])
         else:
-            found[node] = _rows_of(node, [found.get(each) for each in tensor_operands(node)])
+            operands = tensor_operands(node)
+            own: list[Any] = [found.get(each) for each in operands]
+            numbered = [self._numbered.get(each, _NONE) for each in operands]
+            found[node] = _rows_of(node, own, numbered)
+            if found[node] is None and (dims := _numbered_of(node, numbered)):
+                self._numbered[node] = dims
 
 
-def _rows_of(node: fx.Node, operands: list[Any]) -> Rows | tuple[Rows, ...]:
+_NONE: frozenset[int] = frozenset()
+_COUNTS = {"arange": {0}, "linspace": {0}, "logspace": {0}, "eye": {0, 1}}
+
+
+def _numbered_of(node: fx.Node, operands: list[frozenset[int]]) -> frozenset[int]:
+    """The dims of a value along which it follows from a count."""
+    name = op_name(node.target).split(".")[1:2]
+    if name and name[0] in _COUNTS:
+        return frozenset(_COUNTS[name[0]])
+    if not any(operands) or not isinstance(node.meta["type"], TensorType) or node.target in ops.WITH_REGIONS:
+        return _NONE
+    rule = rule_for(node, _shape_of)
+    factors = {each for dims, own in zip(rule.operands, operands, strict=True) for at in own for each in dims[at]}
+    return frozenset(at for at, dim in enumerate(rule.results[0] or ()) if factors & set(dim))
+
+
+class RowNumbers(ProgramError):
+    """A model computes with the numbers of a batch's rows, which microbatches would have of their own."""
+
+
+def row_numbers(name: str, source: Source | None) -> RowNumbers:
+    return RowNumbers(
+        f"{name} takes the rows of a batch with a count of them, such as torch.arange",
+        hint="each microbatch has rows of its own, and would count them from 0. Give the numbers with the\n"
+        "batch, as an argument of pipe.step; or say pipeline(…, mixes_rows=True), where each microbatch counts "
+        "its own.",
+        source=source,
+    )
+
+
+def _rows_of(node: fx.Node, operands: list[Any], numbered: list[frozenset[int]]) -> Rows | tuple[Rows, ...]:
     first = next((at for at, dim in enumerate(operands) if dim is not None), None)
     if first is None:
         return None
@@ -78,9 +120,11 @@ def _rows_of(node: fx.Node, operands: list[Any]) -> Rows | tuple[Rows, ...]:
     strategy = next((each for each in rule.strategies(1) if factor and each.factor == factor), None)
     if strategy is None:
         raise _mixed(node)
-    for dim, placed in zip(operands, strategy.operands, strict=True):
+    for dim, placed, counts in zip(operands, strategy.operands, numbered, strict=True):
         if dim is not None and dim != placed:
             raise _mixed(node)
+        if dim is None and placed in counts:
+            raise row_numbers(op_name(node.target), provenance(node).source)
     if any(isinstance(placed, str) for placed in strategy.results):
         raise _mixed(node)
     results: list[Any] = list(strategy.results)

@@ -20,9 +20,10 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.passes.following import RowsOnTape
-from monarch.compiler.passes.rows import Way
+from monarch.compiler.passes.rows import RowNumbers, Way, row_numbers
 from monarch.compiler.tape import Barrier, Task, Value
 from monarch.language import Mesh
+from monarch.language.errors import OperatorError
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.refusals import asking, refuse
 from monarch.language.recorder.tasks import belonging_to, set_task
@@ -154,15 +155,34 @@ class Across(TorchFunctionMode):
             value = self.recording.value_of(each._ref)
             whole = each.ndim and each.shape[0] == self.together.rows[0]
             rows[value] = tape.dim_of(value) if followed else 0 if whole else None
-        made: list[torch.Tensor] = []
+        way, made = self._way_of(tape, rows, loss)
+        return way is Way.SUM or (way is not Way.OTHER and self.counted.reduction == "mean"), made
+
+    def of_all(self, merged: Any, loss: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """A loss of the outputs of all microbatches. Raises ProgramError where it reads rows of one besides."""
+        if self.rows is None:
+            return loss()
+        rows: dict[Value, int | None] = {self.recording.value_of(each._ref): None for each in _tensors(merged)}
+        way, made = self._way_of(self.rows, rows, loss)
+        if way is not None:
+            raise ProgramError(
+                "loss_fn reads what the model has computed of a microbatch's rows, and not given as its output",
+                hint="it is called once, on the outputs of all microbatches: return the value from the model's\n"
+                "forward, and take it from the output in loss_fn.",
+                source=user_source(),
+            )
+        return made
+
+    def _way_of(
+        self, tape: RowsOnTape, rows: dict[Value, int | None], loss: Callable[[], torch.Tensor]
+    ) -> tuple[Way | None, torch.Tensor]:
+        made: list[Any] = []
 
         def written() -> Value:
             made.append(loss())
-            found: Any = made[0]
-            return self.recording.value_of(found._ref)
+            return self.recording.value_of(made[0]._ref)
 
-        way = tape.way_of(rows, followed, written)
-        return way is Way.SUM or (way is not Way.OTHER and self.counted.reduction == "mean"), made[0]
+        return tape.way_of(rows, tape is self.rows, written), made[0]
 
     def to(self, tensor: DistributedTensor, mesh: Mesh) -> torch.Tensor:
         """A tensor on a mesh: brought there once in a microbatch, and a parameter once in a step."""
@@ -198,7 +218,7 @@ class Across(TorchFunctionMode):
             if (error := self._mixed_by(result)) is None:
                 self._calls.append((func, result))
                 return result
-            if _writes(func, kwargs) or name in _RECURRENT:
+            if _writes(func, kwargs) or name in _RECURRENT or isinstance(error, RowNumbers):
                 raise refuse(error)
             self.together.shapes[number] = [tuple(each.shape) for each in _tensors(result)]
         if self.microbatch or len(self.together.waiting) < len(self.together.rows) - 1:
@@ -241,7 +261,13 @@ class Across(TorchFunctionMode):
         with belonging_to(None):
             columns = list(zip(*(each for each, _ in leaves), strict=True))
             merged = [self.merged(column) for column in columns]
-            result = self._call(own.func, *pytree.tree_unflatten(merged, leaves[0][1]))
+            for (first, *_), whole in zip(columns, merged, strict=True):
+                if first is whole and isinstance(first, DistributedTensor) and self._counts(first):
+                    raise refuse(row_numbers(getattr(own.func, "__name__", "a call"), user_source()))
+            try:
+                result = self._call(own.func, *pytree.tree_unflatten(merged, leaves[0][1]))
+            except OperatorError as error:
+                raise _not_joint(getattr(own.func, "__name__", "a call"), error) from error
         if any(
             isinstance(each, DistributedTensor) and each is not column[0]
             for each, column in zip(merged, columns, strict=True)
@@ -274,6 +300,12 @@ class Across(TorchFunctionMode):
         place = torch.empty(len(order), dtype=torch.int64)
         place[torch.tensor(order)] = torch.arange(len(order))
         return torch.cat(rows).index_select(0, place).movedim(0, dim)
+
+    def _counts(self, tensor: DistributedTensor) -> bool:
+        """Whether a value numbers the first microbatch's rows, as far as its shape says."""
+        assert self.together is not None
+        rows = self.together.rows[0]
+        return self.rows is not None and rows > 1 and self.rows.counts(self.recording.value_of(tensor._ref), rows)
 
     def _parts(self, whole: DistributedTensor, shape: tuple[int, ...]) -> list[Any]:
         """The rows of each microbatch; the value itself where it has none."""
@@ -308,8 +340,13 @@ def rows_of(leaf: Any, microbatch: int, count: int) -> Any:
     return leaf.unflatten(0, (leaf.shape[0] // count, count)).select(1, microbatch)
 
 
-def run_in_step(runs: Sequence[Across], given: Sequence[tuple[Any, Any, Any]]) -> list[Any]:
-    """The model's outputs for all microbatches. Each is run as far as it comes without the others, in turns."""
+def run_in_step(
+    runs: Sequence[Across],
+    given: Sequence[tuple[Any, Any, Any]],
+    took: Callable[[int, Any], None] = lambda k, output: None,
+) -> list[Any]:
+    """The model's outputs for all microbatches, which `took` is given one after the other. Each is run as far as it
+    comes without the others, in turns."""
     outputs: list[Any] = [None] * len(runs)
     left = list(range(len(runs)))
     while left:
@@ -317,6 +354,7 @@ def run_in_step(runs: Sequence[Across], given: Sequence[tuple[Any, Any, Any]]) -
             try:
                 outputs[k] = runs[k].run(*given[k][:2])
                 left.remove(k)
+                took(k, outputs[k])
             except Waiting as waiting:
                 together = runs[k].together
                 assert together is not None
@@ -339,6 +377,15 @@ def _writes(func: Any, kwargs: Any) -> bool:
     name = getattr(func, "__name__", "")
     named = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
     return named or bool(kwargs.get("inplace"))
+
+
+def _not_joint(name: str, error: OperatorError) -> ProgramError:
+    return ProgramError(
+        f"{name} fails on the rows of all microbatches, for which it is called as no rule says that it mixes none",
+        hint=f"{error.message}\nWhere it takes each row from itself alone, as by torch.arange(x.shape[0]), say "
+        "pipeline(…, mixes_rows=True).",
+        source=error.source,
+    )
 
 
 def _other_way(name: str) -> ProgramError:

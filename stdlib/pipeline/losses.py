@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.language.recorder.recording import outside_programs
 from monarch.language.source import user_source
 
@@ -169,7 +169,7 @@ def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
     )
 
 
-_NOT_TRIED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError)
+_NOT_TRIED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, MonarchError)
 
 
 def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[tuple[float, float, float] | None, float]:

@@ -200,20 +200,30 @@ class Pipeline(nn.Module):
                 _check_scalar(loss)
                 return loss * (own[k] / rows) if reduction == "mean" else loss
 
+        losses: list[torch.Tensor] = []  # of the microbatches, where they add up
+
+        def took(k: int, output: Any) -> None:
+            """A microbatch's loss, while what the model keeps in attributes is this one's."""
+            if k:
+                losses.extend([loss_at(k, output)] if losses else [])
+                return
+            with self._at_end(runs[0]):
+                if not adds_up(loss_of, counted, output, given[0][2]):
+                    return
+                with belonging_to(None):
+                    counted.count(loss_of, output, [wanted for _, _, wanted in given])
+            alike, first = runs[0].sums_up((output, given[0][2]), lambda: loss_at(0, output))
+            losses.extend([first] if alike else [])
+
         with once_a_step(self.model.parameters()):
             try:
                 outputs = [runs[0].run(*given[0][:2])]
             except Waiting:
-                outputs = run_in_step(runs, given)
-            with self._at_end(runs[0]):
-                alike = adds_up(loss_of, counted, outputs[0], given[0][2])
-                if alike:
-                    with belonging_to(None):
-                        counted.count(loss_of, outputs[0], [wanted for _, _, wanted in given])
-            if alike:
-                alike, first = runs[0].sums_up((outputs[0], given[0][2]), lambda: loss_at(0, outputs[0]))
-            if alike and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
-                total = self._backward(runs[0], [first])
+                outputs = run_in_step(runs, given, took)
+            else:
+                took(0, outputs[0])
+            if losses and len(outputs) < count:  # no microbatch needs another: each goes there and back before the next
+                total = self._backward(runs[0], losses)
                 repeats = Repeats(recording, (self.model, loss_fn))
                 for k in range(1, count):
                     rows_of_k = [leaf for leaf in pytree.tree_leaves(given[k]) if isinstance(leaf, DistributedTensor)]
@@ -222,16 +232,17 @@ class Pipeline(nn.Module):
                         return self._backward(runs[k], [loss_at(k, runs[k].run(*given[k][:2]))])
 
                     total = total + repeats.loss_of(k, own[k], rows_of_k, traced)
-            elif alike:
-                others = [loss_at(k, output) for k, output in enumerate(outputs) if k]
-                total = self._backward(runs[0], [first, *others])
+            elif losses:
+                total = self._backward(runs[0], losses)
             else:
                 assert together is not None
                 outputs = outputs if len(outputs) == count else run_in_step(runs, given)
+                runs[0].run(*given[0][:2])  # again: what the model keeps is what was followed
                 with self._at_end(runs[0]), belonging_to(None), counted.of_all():
                     columns = [pytree.tree_flatten(output) for output in outputs]
                     merged = [runs[0].merged(column) for column in zip(*(each for each, _ in columns), strict=True)]
-                    loss = loss_of(pytree.tree_unflatten(merged, columns[0][1]), target)
+                    output = pytree.tree_unflatten(merged, columns[0][1])
+                    loss = runs[0].of_all(merged, lambda: loss_of(output, target))
                 _check_scalar(loss)
                 together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
                 total = self._backward(runs[0], [loss])
