@@ -6,7 +6,6 @@ from __future__ import annotations
 import pickle
 import struct
 import traceback
-import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
@@ -26,11 +25,12 @@ from monarch.runtime.shared.results import Results, Small
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.arena import Arena
-from monarch.runtime.worker.exchange import Actors, Loan
+from monarch.runtime.worker.exchange import Actors
 from monarch.runtime.worker.failures import explain, locate
 from monarch.runtime.worker.files import Files
 from monarch.runtime.worker.frame import Observer
 from monarch.runtime.worker.freed import Freed
+from monarch.runtime.worker.lending import Lending
 from monarch.runtime.worker.loaded import LoadedPlan, Steps, describe
 from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Snapshot, Value
 from monarch.runtime.worker.moving import move
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from monarch.runtime.collectives.mirror import Mirror
 
 
-class WorkerState:
+class WorkerState(Lending):
     """`handle(step, body)` carries out command number `step` and gives what is to be sent to the controller.
 
     A report among the messages says that the command failed here. The values that it would have made are then missing,
@@ -74,8 +74,7 @@ class WorkerState:
         self._received = received
         self.actors = actors
         self._results = results
-        self.seen: dict[int, list[weakref.ref[Any]] | None] = {}
-        """Values that actors may see: as long as one of these lives, or (None) for ever."""
+        self.seen = {}
         self._snapshots: dict[int, Snapshot] = {}
         self._shared: frozenset[int] = frozenset()
         """The values that are in a snapshot too: no step may write over them."""
@@ -555,48 +554,3 @@ class WorkerState:
 
     def _count(self, step: int, body: bytearray) -> list[Message]:
         return [Count(step, len(self.values))]
-
-    # -- actors of this process ------------------------------------------------------------------------------------
-
-    def _lend(self, step: int, body: bytearray) -> list[Message]:
-        _, token, count, *rest = wire.unpack_numbers(body)
-        messages = rest[count:][self.rank]
-        if messages:
-            assert self.actors is not None
-            self.actors.lend(token, [self._loan(handle) for handle in rest[:count]], messages)
-        return []
-
-    def _loan(self, handle: int) -> Loan | str:
-        value = self.values[handle]
-        if isinstance(value, Missing):
-            return f"command {value.root}, which was to make it, failed"
-        loan = Loan(value.cpu())
-        held = loan.held() if value.device.type == "cpu" else None  # or else it is a copy
-        known = self.seen.get(handle, [])
-        if held is not None and known is not None:
-            self.seen[handle] = [*(ref for ref in known if ref() is not None), held]
-        return loan
-
-    def _adopt(self, step: int, body: bytearray) -> list[Message]:
-        _, token, base, count, *place = wire.unpack_numbers(body)
-        if place and self.rank not in ranks_of(place):
-            return []
-        assert self.actors is not None
-        try:
-            tensors = self.actors.adopt(token)
-        except KeyError:
-            for handle in range(base, base + count):
-                self.values[handle] = Missing(step)
-            return [Report("failed", self.rank, step, "what an actor has returned for a program is not there any more")]
-        for handle, tensor in enumerate(tensors, base):
-            self.values[handle] = tensor
-            self.seen[handle] = None
-        return []
-
-    def _part_from_actors(self, plan: LoadedPlan, arguments: list[Any]) -> None:
-        """What the step may write in place, and an actor may see, is copied for the step."""
-        for at, handle in zip(plan.donated, self._donated, strict=True):
-            if handle in self.seen:
-                seen = self.seen[handle]
-                if seen is None or any(ref() is not None for ref in seen):
-                    arguments[at] = arguments[at].clone()
