@@ -67,11 +67,13 @@ def sweep(
         raise MonarchError(f"--keep {keep}: no such folder", hint=f"make it first: mkdir {keep}.")
     rows: list[Row] = []
     answers: list[tuple[Row, Answer]] = []
+    within = False
     with passes_shown(False) as (say, _):
         for text in mesh or ("",):
             say(f"tracing {program}" + (f" on {text}" if text else ""))
             loaded = load_program(program, read_mesh(text or None), given)
             loaded = replace(loaded, options=replace(loaded.options, layouts="", machine=""))  # --auto searches
+            within = within or bool(loaded.graph.regions)
             if limit is not None:
                 loaded = loaded.limited(limit)
             for cluster, changed in product(clusters or [cluster_of(loaded.options.target)], layouts):
@@ -90,6 +92,8 @@ def sweep(
         print_json({"program": program, "rows": [_data(row) for row in rows], **({"auto": each} if auto else {})})
     else:
         _show(rows, program)
+        if within:
+            line(console(), "  without what runs within cond, while_loop and scan: how often is not known before")
         for row, answer in answers:
             _show_answer(row, answer)
 

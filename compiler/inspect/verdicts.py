@@ -61,7 +61,21 @@ def room_of(plan: Plan) -> Room | None:
 def verdicts(plan: Plan, found: Estimate) -> tuple[Verdict, ...]:
     """The most important first. Raises MonarchError for a plan without a report."""
     found_here = *_whole_states(plan, found), *_repeated(plan, found), *_gathered(plan), *_waits(found)
-    return (*_fits(plan, found), *found_here, *_not_measured(plan))
+    return (*_fits(plan, found), *_within(plan), *found_here, *_not_measured(plan))
+
+
+def _within(plan: Plan) -> Iterator[Verdict]:
+    """How often a branch or a loop's body runs is not known before, and the report has values of neither."""
+    found = [value for value in report_of(plan).values if value.op in ("cond", "while_loop", "scan")]
+    if found:
+        names = ", ".join(dict.fromkeys(value.op for value in found))
+        yield Verdict(
+            "note",
+            f"what runs within {names} is in no number here but the memory: time, operations and bytes are those "
+            "around it",
+            "measure it: monarchc profile",
+            found[0].name,
+        )
 
 
 def _not_measured(plan: Plan) -> Iterator[Verdict]:
