@@ -93,7 +93,7 @@ def context_parallel(function: Callable[..., Any], mesh_dim: str, *, method: str
 
     Raises ProgramError for a `method` that is none and for a module that takes no `positions`, which would count each
     block from 0; and, when it is called, for attention with a mask or with dropout, or between sequences of different
-    lengths. Raises LayoutError where the workers do not divide time.
+    lengths, and for a result of another time than the block's. Raises LayoutError where the workers do not divide time.
     """
     if method not in METHODS:
         raise ProgramError(
@@ -119,6 +119,7 @@ def context_parallel(function: Callable[..., Any], mesh_dim: str, *, method: str
                 hint="x = monarch.distribute(x, mesh, layout) places it on the mesh.",
                 source=user_source(),
             )
+        block = known.shape[1] // known.mesh.spec.sizes.get(mesh_dim, 1)
         extra = {} if documents is None else {"documents": documents}
         if numbered and "positions" not in kwargs and not _is_given(module or function, args, kwargs):
             extra["positions"] = torch.arange(known.shape[1])[None]
@@ -130,7 +131,17 @@ def context_parallel(function: Callable[..., Any], mesh_dim: str, *, method: str
             args, kwargs = pytree.tree_unflatten(found, structure)
             with _Attending(mesh_dim, METHODS[method], named.pop("documents", None)):
                 made = function(*args, **kwargs, **named)
-            return pytree.tree_map_only(torch.Tensor, lambda y: all_gather(y, mesh_dim, 1) if y.ndim > 1 else y, made)
+            return pytree.tree_map_only(torch.Tensor, joined, made)
+
+        def joined(y: torch.Tensor) -> torch.Tensor:
+            if y.ndim > 1 and y.shape[1] != block:
+                raise ProgramError(
+                    f"context_parallel gets a result {list(y.shape)} of a block of {block} tokens",
+                    hint="each worker gives [batch, its block of time, …]. A shift by a token crosses blocks: shift\n"
+                    "before, losses(tokens, tokens.roll(-1, 1)), and leave out the last token's loss.",
+                    source=user_source(),
+                )
+            return all_gather(y, mesh_dim, 1) if y.ndim > 1 else y
 
         given = (*tensors.values(), *extra.values())
         layouts = tuple(

@@ -231,6 +231,8 @@ def test_what_it_cannot_attend_to_is_refused() -> None:
         ]:
             with pytest.raises(ProgramError, match=message):
                 attention(x, **options)
+        with pytest.raises(ProgramError, match=r"a result \[1, 1, 2, 4\] of a block of 2 tokens"):
+            context_parallel(lambda x: x[:, :-1], "context")(x)
         with pytest.raises(ProgramError, match="of no tensor .* on a mesh"):
             attention(plain)
         q = monarch.distribute(plain.transpose(1, 2).contiguous(), mesh)
