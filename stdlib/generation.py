@@ -207,7 +207,14 @@ def _forward_of(model: nn.Module, length: int) -> Any:
     config: Any = getattr(model, "config", None)
 
     def refuse(what: str) -> ProgramError:
-        return ProgramError(f"generate cannot run {type(model).__name__}: {what}", source=user_source())
+        return ProgramError(
+            f"generate cannot run {type(model).__name__}: {what}",
+            hint="transformers' own call runs on a mesh too, op by op: model.generate(tokens, attention_mask=mask, "
+            "max_new_tokens=…)."
+            if hasattr(model, "generate")
+            else "",
+            source=user_source(),
+        )
 
     if config is None or not {"position_ids", "past_key_values", "attention_mask"} <= parameters.keys():
         raise refuse("its forward pass takes no positions, mask and cache, as monarch.stdlib.generation.Decodes says")

@@ -190,6 +190,19 @@ def test_a_model_that_cannot_be_run_so_is_refused(name: str, why: str) -> None:
             generate(model, PROMPTS, max_new_tokens=2)
 
 
+def test_where_generate_cannot_the_call_of_transformers_works_as_the_error_says() -> None:
+    model = family("bloom")
+    tokens = torch.tensor([[5, 9, 13], [7, 8, 3]])
+    options = {"attention_mask": torch.ones_like(tokens), "max_new_tokens": 2, "do_sample": False, "eos_token_id": None}
+    wanted = model.generate(tokens, **options, pad_token_id=0)
+    with partitioned_mesh(data=2) as mesh:
+        module_to_mesh(model, mesh, {})
+        with pytest.raises(ProgramError, match=r"op by op: model.generate\("):
+            generate(model, tokens, max_new_tokens=2)
+        found = model.generate(tokens, **options, pad_token_id=0)
+        assert torch.equal(getattr(found, "full_tensor", lambda: found)(), wanted)
+
+
 def test_wrong_arguments_are_named() -> None:
     with pytest.raises(ProgramError, match="GPT is not on a mesh"):
         generate(GPT(), PROMPTS, max_new_tokens=2)
