@@ -10,6 +10,7 @@ from rich.console import Console
 from monarch.compiler.cli.screen import amount, count, duration, heading, line, pairs, plain, size, table
 from monarch.compiler.cli.sections.memory import limits_of
 from monarch.compiler.cost.cluster import cluster_of
+from monarch.compiler.inspect.costs import costs_by
 from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names, schedule_text
@@ -138,8 +139,15 @@ def show(out: Console, plan: Plan) -> None:
                 line(out, plain(f"    {each['do']}", "dim"))
     if plan.report is not None:
         out.print()
-        more = "--by line --why train.py:18 --comms --kernels --memory --survives --worker data=0 --html p.html"
-        line(out, plain(f"  more: {more}", "dim"))
+        line(out, plain(f"  more: {_more(plan)}", "dim"))
+
+
+def _more(plan: Plan) -> str:
+    """Options that lead somewhere: with the line that costs most, and a worker of this mesh."""
+    row = next((each for each in costs_by(plan, "line") if "line" in each), None)
+    why = "" if row is None else f"--why {row['file'].rsplit('/', 1)[-1]}:{row['line']} "
+    at = "".join(f"--worker {name}=0 " for name in plan.mesh.names[:1])
+    return f"--by line {why}--comms --kernels --memory --survives {at}--html p.html"
 
 
 def _several(out: Console, found: dict[str, Any]) -> None:

@@ -465,3 +465,11 @@ def test_an_error_in_a_library_names_the_users_line(of_library: Plan, monarchc: 
     Path("users.py").write_text(Path("users.py").read_text().replace("block(y, up, down)", "block(y, down, up) "))
     err = monarchc("compile", "users.py", code=2).err
     assert "__init__.py:5:" in err and "  called from users.py:15:" in err
+
+
+def test_what_is_said_to_ask_more_can_be_asked(folder: Path, monarchc: Run) -> None:
+    (folder / "renamed.py").write_text((folder / "mlp.py").read_text().replace("data", "rows"))
+    monarchc("compile", "renamed.py", "-o", "renamed.mplan")
+    (more,) = re.findall(r"^  more: (.*) --html p\.html$", monarchc("inspect", "renamed.mplan").out, re.MULTILINE)
+    assert "--why renamed.py:" in more and "--worker rows=0" in more
+    assert len(monarchc("inspect", "renamed.mplan", *more.split()).out.splitlines()) > 20
