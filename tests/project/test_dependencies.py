@@ -237,3 +237,14 @@ def test_workers_and_their_controller_start_without_the_parser_and_grpc() -> Non
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
     assert result.stdout == "[]\n", result.stderr
+
+
+def test_import_monarch_loads_next_to_nothing() -> None:
+    """Who writes a program waits for it each time: no torch, and no settings before something asks for them."""
+    code = (
+        "import sys, monarch\n"
+        "print([name for name in ('torch', 'monarch.compiler.config', 'difflib') if name in sys.modules])"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout == "[]\n", result.stderr
