@@ -77,7 +77,7 @@ class ActorMesh(Owned, Generic[A]):
 
     def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[ValueMesh[None]]:
         process = current.process()
-        waiting: All[None] = All(self._shape, self._to)
+        waiting: All[None] = All(self._shape, self._to, mesh=self._id)
         port = process.ports.open(waiting)
         for place in self._audience.send(process, lambda place: head((process.address, port, place)), payload):
             process.ports.reply(port, place, False, failing(process.lost(self._to[place], self._name)))
@@ -119,7 +119,7 @@ class ActorMesh(Owned, Generic[A]):
         """With a number in `keep`: the replies stay where they are, and are described."""
         payload = self._pickled(method, args, kwargs, self._to)
         process = current.process()
-        waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}")
+        waiting: All[Any] = All(self._shape, self._to, f"{self._label}.{method.name}", self._id)
         port = process.ports.open(waiting)
         address = process.address
 
@@ -144,7 +144,7 @@ class ActorMesh(Owned, Generic[A]):
     ) -> Future[Any]:
         payload = self._pickled(method, args, kwargs, self._to[place : place + 1])
         process = current.process()
-        waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}", self._shape, place)
+        waiting: One[Any] = One(self._to[place], f"{self._label}.{method.name}", self._shape, place, self._id)
         port = process.ports.open(waiting)
         if not process.router.send(self._to[place], self._head(place, (process.address, port, place), method), payload):
             process.ports.reply(port, place, False, failing(self._lost(process, place, method)))
@@ -155,7 +155,7 @@ class ActorMesh(Owned, Generic[A]):
     ) -> Iterator[Future[Any]]:
         payload = self._pickled(method, args, kwargs, self._to)
         process = current.process()
-        waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}", self._shape)
+        waiting: Each[Any] = Each(self._to, f"{self._label}.{method.name}", self._shape, self._id)
         port = process.ports.open(waiting)
         for place in self._audience.send(
             process, lambda place: self._head(place, (process.address, port, place), method), payload

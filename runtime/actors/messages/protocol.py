@@ -24,7 +24,7 @@ SPAWN = 2
 STOP = 3
 """(actor, reply, reason)"""
 PLACE_ENDED = 4
-"""(mesh, rank) and the MeshFailure that it ended of, or None: to the owner's process"""
+"""(mesh, rank, reply) and the MeshFailure that it ended of, or None: to the owner's process, which answers a failure"""
 ENDED = 5
 """(address, whether its last messages may be lost) and the Death of a process, to all processes"""
 REFUSED = 6
@@ -89,6 +89,8 @@ LOOK = 34
 """(reply): what this process is doing, in few words (`Process.look`)"""
 RECORDED = 33
 """(reply, number), to the agent of a host: what it keeps of telemetry behind a batch of that number"""
+KNOWS = 35
+"""(address, reply), to an owner's process: answer once that process is known there to have ended (`hearing`)"""
 
 
 def passed_on(head: Head) -> bool:

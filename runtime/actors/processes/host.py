@@ -295,16 +295,10 @@ class Host:
             name, status = f"{ended.name}[{ended.rank}]", "Stopped" if ended.expected else "Failed"
             tell(Status("process", ended.address, ended.rank, name, status, "", ended.reason))
         with self._lock:
-            groups = [running.group for running in self._groups.values()]
             here = [running.group.addresses[rank] for running in self._groups.values() for rank in running.alive]
-        owned = [group.id for group in groups if group.owner[0] == head[1]]
-        owner = next((group.owner[0] for group in groups if head[1] in group.addresses), "")
-        # Its owner first, and who waits here behind those there: who sees the error in a call, and then asks the owner,
-        # finds that it knows. Other hosts last, after what was answered from here.
-        for address in sorted(here, key=lambda address: address != owner):
-            self._process.router.send(address, head, payload)
+            owned = [running.group.id for running in self._groups.values() if running.group.owner[0] == head[1]]
         self._process.on_ended(sender, head, payload)
-        for address in self.other_hosts - {sender}:
+        for address in [*here, *(self.other_hosts - {sender})]:
             self._process.router.send(address, head, payload)
         for group in owned:
             death: Death = payload.decode()

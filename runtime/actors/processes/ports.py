@@ -115,6 +115,12 @@ class Ports:
         found = list(self._open.values())
         return any(isinstance(call, (One, _Several)) and address in call.pending().values() for call in found)
 
+    def owners(self, address: str) -> set[str]:
+        """The processes that spawned the actors of a process whose answers are still to come."""
+        found = list(self._open.values())
+        calls = [call for call in found if isinstance(call, (One, _Several)) and call.mesh]
+        return {call.mesh.rpartition(".")[0] for call in calls if address in call.pending().values()}
+
     def calls(self) -> dict[int, Pending]:
         """The calls that have not been answered, by number."""
         found = list(self._open.items())
@@ -125,12 +131,15 @@ class Ports:
 
 
 class One(Generic[T]):
-    """A reply from one actor."""
+    """A reply from one actor, of this mesh, or from a process."""
 
-    __slots__ = ("_address", "_place", "_shape", "future", "since", "what")
+    __slots__ = ("_address", "_place", "_shape", "future", "mesh", "since", "what")
 
-    def __init__(self, address: str, what: str = "", shape: Shape | None = None, place: int = 0) -> None:
+    def __init__(
+        self, address: str, what: str = "", shape: Shape | None = None, place: int = 0, mesh: str = ""
+    ) -> None:
         self.future: Future[T] = Future.pending()
+        self.mesh = mesh
         self._address = address
         self._shape, self._place = shape, place
         self.what = what
@@ -154,7 +163,8 @@ class One(Generic[T]):
 class _Several:
     """Replies from several places: which are still to come, and from which processes."""
 
-    def __init__(self, addresses: Sequence[str], what: str) -> None:
+    def __init__(self, addresses: Sequence[str], what: str, mesh: str) -> None:
+        self.mesh = mesh
         self._lock = threading.Lock()
         self._waiting: dict[int, str] = dict(enumerate(addresses))
         self.what = what
@@ -190,8 +200,8 @@ class _Several:
 class All(_Several, Generic[T]):
     """A reply from each place of a shape: their values together, or the first error."""
 
-    def __init__(self, shape: Shape, addresses: Sequence[str], what: str = "") -> None:
-        super().__init__(addresses, what)
+    def __init__(self, shape: Shape, addresses: Sequence[str], what: str = "", mesh: str = "") -> None:
+        super().__init__(addresses, what, mesh)
         self.future: Future[ValueMesh[T]] = Future.pending()
         self._shape = shape
         self._decode: list[Decode] = [failing(SupervisionError("no reply"))] * len(addresses)
@@ -212,8 +222,8 @@ class All(_Several, Generic[T]):
 class Each(_Several, Generic[T]):
     """A reply from each of several places, in the order in which they come: futures of which the next one is filled."""
 
-    def __init__(self, addresses: Sequence[str], what: str = "", shape: Shape | None = None) -> None:
-        super().__init__(addresses, what)
+    def __init__(self, addresses: Sequence[str], what: str = "", shape: Shape | None = None, mesh: str = "") -> None:
+        super().__init__(addresses, what, mesh)
         self._shape = shape
         self._futures: list[Future[T]] = [Future.pending() for _ in addresses]
         self._next = count()

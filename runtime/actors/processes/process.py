@@ -56,6 +56,7 @@ from monarch.runtime.actors.processes.circles import Circles
 from monarch.runtime.actors.processes.current import running
 from monarch.runtime.actors.processes.exits import run_exit_handlers
 from monarch.runtime.actors.processes.group import Death, Group
+from monarch.runtime.actors.processes.hearing import Hearing
 from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.instance import LocalActor
 from monarch.runtime.actors.processes.ownership import (
@@ -140,6 +141,7 @@ class Process:
         }
         self._order: Order[tuple[Head, Payload]] = Order()
         self.spreads = Spreads(self)
+        self.hearing = Hearing(self)
         self.programs = Programs(self)
         self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
@@ -275,6 +277,8 @@ class Process:
         with self._deciding:
             self.supervision(ended)
             self._noted(ended)
+        if head[3] is not None:
+            self.reply(head[3], True, None)
 
     def _noted(self, ended: PlaceEnded) -> None:
         """An owner here knows of the end of a place."""
@@ -307,10 +311,16 @@ class Process:
         self.dead[death.address] = death
         self.router.gone(death.address)
         self.spreads.lost(death.address)
-        # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
         self._lose(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
-        where = f"its process {death.name}[{death.rank}] {death.reason}"
-        self.ports.lost(death.address, where)
+
+        def fail_calls() -> None:
+            self.ports.lost(death.address, f"its process {death.name}[{death.rank}] {death.reason}")
+
+        # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
+        if death.expected:
+            fail_calls()
+        else:
+            self.hearing.owners_first(death.address, fail_calls)
         self.programs.died(death)
         with self._lock:
             early = [
@@ -325,6 +335,7 @@ class Process:
             self.supervision(gone)
             for mesh in [mesh for mesh in self._spawned if self._supervision.owner_of(mesh) is None]:
                 del self._spawned[mesh]
+        self.hearing.knows(gone.address)
 
     def connection_lost(self, address: str, why: str) -> None:
         """There is no connection to a process of another host any more. If it has ended, how is told soon, and until
@@ -475,9 +486,9 @@ class Process:
             case Cleanup(actor):
                 self.actors[actor].alone()
             case Bury(actor):
-                self.actors[actor].bury()
-            case Tell((address, _), PlaceEnded(mesh, rank, failure)):
-                self.router.send(address, (PLACE_ENDED, mesh, rank), EMPTY if failure is None else Payload.of(failure))
+                self.hearing.after(actor, self.actors[actor].bury)
+            case Tell((address, _), ended):
+                self.hearing.tell(address, ended)
             case Exit():
                 self.empty()
 
@@ -525,6 +536,7 @@ class Process:
         threading.Thread(target=self._exit, name="monarch exit", daemon=True).start()
 
     def _exit(self) -> None:
+        self.hearing.wait()
         run_exit_handlers()
         recording.stop()
         self.router.flush()

@@ -6,7 +6,9 @@ import asyncio
 import os
 import queue
 import signal
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from monarch.actor import (
     Actor,
     ActorError,
     Channel,
+    HostMesh,
     MeshFailure,
     Port,
     SupervisionError,
@@ -23,6 +26,9 @@ from monarch.actor import (
     this_host,
     this_proc,
 )
+from monarch.runtime.actors.messages.protocol import ENDED, PLACE_ENDED
+from monarch.runtime.actors.processes import current, hearing
+from monarch.runtime.actors.processes.process import Process
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.test_lifetimes import Worker, hear, say, spawn
 
@@ -84,6 +90,10 @@ class Listed(Actor):
     def heard(self) -> int:
         return len(self.failures)
 
+    @endpoint
+    def pid(self) -> int:
+        return os.getpid()
+
     def __supervise__(self, failure: MeshFailure) -> bool:
         self.failures.append(failure.reason)
         return True
@@ -99,10 +109,12 @@ def test_an_owner_is_told_before_another_caller_is_answered() -> None:
 
 
 class Ending(Actor):
-    """Ends in two ways that no exception tells of."""
+    """Ends in three ways, of which an exception tells in the first only."""
 
     @endpoint
     def end(self, how: str) -> None:
+        if how == "exit":
+            raise SystemExit(3)
         if how == "abort":
             context().actor_instance.abort("enough")
         else:
@@ -110,11 +122,25 @@ class Ending(Actor):
 
 
 class Apart(Listed):
-    """An owner whose actors are in processes of their own."""
+    """An owner whose actors are in processes of their own, and whose process hears late of what ends."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        process = current.process()
+        for kind in (ENDED, PLACE_ENDED):
+            process.handle(kind, self.late(process, process.handlers[kind]))
+
+    @staticmethod
+    def late(process: Process, handler: Callable[..., None]) -> Callable[..., None]:
+        return lambda *message: process.router.later(0.2, partial(handler, *message))
 
     @endpoint
     def spawn_apart(self) -> Any:
         return this_host().spawn_procs().spawn("ending", Ending)
+
+    @endpoint
+    def spawn_on(self, hosts: HostMesh) -> Any:
+        return hosts.spawn_procs().spawn("ending", Ending)
 
 
 class Asking(Actor):
@@ -128,14 +154,28 @@ class Asking(Actor):
         return heard
 
 
-@pytest.mark.parametrize("how", ["abort", "kill"])
-def test_an_owner_elsewhere_is_told_before_the_caller_is_answered(how: str) -> None:
+def test_an_owner_elsewhere_is_told_before_the_caller_is_answered() -> None:
     """The program itself calls, which hears of the ends of its processes first, and an actor in a third process."""
     procs = spawn(2)
     owner, asking = procs.slice(gpus=0).spawn("apart", Apart), procs.slice(gpus=1).spawn("asking", Asking)
-    for count in range(1, 9, 2):
-        assert Asking().ask(owner.spawn_apart.call_one().get(WAIT), owner, how) == count
-        assert asking.ask.call_one(owner.spawn_apart.call_one().get(WAIT), owner, how).get(WAIT) == count + 1
+    for count, how in enumerate(["exit", "abort", "kill"]):
+        assert Asking().ask(owner.spawn_apart.call_one().get(WAIT), owner, how) == 2 * count + 1
+        assert asking.ask.call_one(owner.spawn_apart.call_one().get(WAIT), owner, how).get(WAIT) == 2 * count + 2
+
+
+def test_an_owner_that_does_not_answer_keeps_the_caller_waiting_for_a_while_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(hearing, "HEARING_SECONDS", 0.1)
+    owner = spawn(1).slice(gpus=0).spawn("apart", Apart)
+    ending, pid = owner.spawn_apart.call_one().get(WAIT), owner.pid.call_one().get(WAIT)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(SupervisionError, match="SIGKILL"):
+            ending.end.call_one("kill").get(WAIT)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert owner.heard.call_one().get(WAIT) >= 0
 
 
 class Waiting(Actor):

@@ -43,6 +43,7 @@ from tests import python
 from tests.runtime.actors.agents import TOKEN, Hosts, hosts_here
 from tests.runtime.actors.conftest import WAIT
 from tests.runtime.actors.test_debugger import Trainer, shown
+from tests.runtime.actors.test_hearing import Apart, Asking
 from tests.runtime.actors.test_router import Trap
 
 
@@ -461,3 +462,14 @@ def test_nothing_is_left_when_the_root_is_killed(two: Hosts, hosts: HostMesh) ->
     for pid in pids:
         gone(pid)
     assert one.heard.call_one().get(WAIT) == []
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_an_owner_on_another_host_is_told_before_the_caller_is_answered(hosts: HostMesh, how: str) -> None:
+    """The caller is beside what ends, and the owner is not."""
+    procs = hosts.spawn_procs()
+    owner, asking = procs.slice(hosts=0).spawn("apart", Apart), procs.slice(hosts=1).spawn("asking", Asking)
+    for count in (1, 2):
+        ending = owner.spawn_on.call_one(hosts.slice(hosts=count - 1)).get(WAIT)
+        assert asking.ask.call_one(ending, owner, how).get(WAIT) == count
+    procs.stop().get(WAIT)
