@@ -3,14 +3,19 @@ step, which depends on values, is refused with the right code."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import enter
+from monarch.language.optimizers.watch import unfuse
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
 
 aten = torch.ops.aten
 
@@ -26,10 +31,16 @@ def _unscale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             "Or train in bf16, which needs no scale: GradScaler(enabled=False).",
             source=user_source(),
         )
-    finite = torch.stack([grad.isfinite().all() for grad in grads]).all()
+    by_mesh: dict[Any, list[torch.Tensor]] = {}
     for grad in grads:
-        grad.mul_(inverse)
-    if not finite:
+        by_mesh.setdefault(grad.mesh if isinstance(grad, DistributedTensor) else None, []).append(grad)
+    finite = []
+    for mesh, own in by_mesh.items():
+        finite.append(torch.stack([grad.isfinite().all() for grad in own]).all())
+        here = inverse.to(mesh) if mesh is not None and isinstance(inverse, DistributedTensor) else inverse
+        for grad in own:
+            grad.mul_(here)
+    if not all(finite):
         found_inf.fill_(1.0)
 
 
@@ -46,5 +57,16 @@ def _update_scale(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     return scale
 
 
+def _unfused(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: GradScaler, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if self.is_enabled():
+            unfuse(optimizer)
+        return original(self, optimizer, *args, **kwargs)
+
+    return step
+
+
+GradScaler.step = _unfused(GradScaler.step)  # type: ignore[method-assign]
 enter((aten._amp_foreach_non_finite_check_and_unscale_,), record=_unscale)
 enter((aten._amp_update_scale_,), record=_update_scale)

@@ -29,14 +29,16 @@ _Swap = tuple[dict[str, Any], str, Any, Any]
 _CAPTURABLE = (torch.optim.RAdam, torch.optim.ASGD)
 
 
-def _unfuse(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """On a mesh `fused=True` means the same arithmetic, which the compiler fuses anyway."""
+def unfuse(optimizer: Optimizer, args: Any = (), kwargs: Any = None) -> None:
+    """On a mesh `fused=True` means the same arithmetic, which the compiler fuses anyway. A GradScaler then takes the
+    optimizer as any other: only fused kernels unscale gradients and leave out steps."""
     for group in optimizer.param_groups:
         if group.get("fused") and any(isinstance(parameter, DistributedTensor) for parameter in group["params"]):
             group["fused"] = False
+            vars(optimizer).pop("_step_supports_amp_scaling", None)
 
 
-torch_optimizer.register_optimizer_step_pre_hook(_unfuse)
+torch_optimizer.register_optimizer_step_pre_hook(unfuse)
 
 
 def _refuse_left_behind(optimizer: Optimizer, args: Any, kwargs: Any) -> None:

@@ -7,7 +7,7 @@ argument) is on none: it is computed on each mesh where it is read.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -76,6 +76,8 @@ class Places:
             read = {value.root.index for value in _values((op.args, op.kwargs))}
             for index in changed:
                 self._from.setdefault(index, set()).update(read - {index})
+                if index in self._read:  # and written after it was read: an average's weight, from the number of steps
+                    self._note_read(read, self._read[index])
         else:
             for index in changed:
                 self._at.setdefault(index, here)
@@ -93,11 +95,17 @@ class Places:
                 here = at
             elif here != at:
                 raise mesh_error(self.meshes[here], self.meshes[at])
-        while here is not None and free:
+        if here is not None:
+            self._note_read(free, here)
+        return here
+
+    def _note_read(self, indices: Iterable[int], here: str) -> None:
+        """Note on which mesh storages that are on none, and those from which they were computed, were read first."""
+        free = list(indices)
+        while free:
             if (index := free.pop()) not in self._read:
                 self._read[index] = here
                 free += self._from.get(index, ())
-        return here
 
     def where(self, value: Value) -> str | None:
         """The mesh of a value, by name; None for one that is on none."""

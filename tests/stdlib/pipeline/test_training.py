@@ -94,6 +94,52 @@ def test_steps_by_lists_of_tensors_and_counters_made_with_the_optimizer() -> Non
     check(Blocks(), lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.1))
 
 
+@pytest.mark.parametrize("foreach", [True, False])
+def test_steps_by_numbers_that_are_counted_on_each_mesh(foreach: bool) -> None:
+    check(Blocks(), lambda parameters: torch.optim.ASGD(parameters, lr=0.1, lambd=0.1, t0=1, foreach=foreach), steps=4)
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_scaled_loss_steps_where_the_gradients_of_all_stages_are_finite(fused: bool) -> None:
+    def scaled(model: nn.Module, parameters: Any, gradients: Any) -> list[Any]:
+        optimizer = torch.optim.AdamW(parameters, lr=0.1, fused=fused)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+        found = []
+        for number in range(5):
+            optimizer.zero_grad()
+            # the bias of the last stage only has a gradient that is not finite, or that of the first only, or none
+            at = {1: "blocks.3.0.bias", 3: "blocks.0.0.bias"}.get(number)
+            x, y = torch.full((4, 6), 0.5 + number), torch.zeros(4, 6)
+            gradients(scaler, x, y)
+            if at is not None:
+                model.get_parameter(at).grad.mul_(float("inf"))  # type: ignore[union-attr]
+            if number == 2:
+                scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            values = [getattr(each, "full_tensor", each.detach)().clone() for each in model.parameters()]
+            found.append((scaler.get_scale(), values))
+        return found
+
+    model = Blocks()
+    dense = copy.deepcopy(model)
+
+    def backward(scaler: Any, x: Any, y: Any) -> None:
+        scaler.scale(F.mse_loss(dense(x), y)).backward()
+
+    with partitioned_mesh(pipe=2) as mesh:
+        pipe = pipeline(model, mesh, microbatches=2, layouts={})
+
+        @monarch.program
+        def step(scaler: Any, x: Any, y: Any) -> Any:
+            return pipe.step(x, target=y, loss_fn=lambda output, y: scaler.scale(F.mse_loss(output, y)))
+
+        found = scaled(model, pipe.parameters(), step)
+        wanted = scaled(dense, dense.parameters(), backward)
+    assert [scale for scale, _ in found] == [8.0, 4.0, 4.0, 2.0, 2.0]
+    torch.testing.assert_close(found, wanted)
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "zero-bubble"])
 def test_blocks_that_are_computed_again_in_the_backward_pass(schedule: str) -> None:
     check(Blocks(checkpointed=True), schedule=schedule)
