@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any, TypeVar
@@ -21,7 +25,7 @@ from monarch.runtime.shared.large import new_block
 from monarch.stdlib.checkpoints import dcp, safetensors_files
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.filling import Filling, Wanted
-from monarch.stdlib.checkpoints.places import put_back, unfinished
+from monarch.stdlib.checkpoints.places import place_of, put_back, unfinished
 
 T = TypeVar("T")
 
@@ -48,15 +52,57 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
         raise ProgramError(
             "monarch.load() inside a program", hint="load between calls of the program.", source=user_source()
         )
-    catalog = _open(FilePath(path).absolute())
-    filling = Filling(catalog, strict)
-    filling.find(into)
-    replaced = _read(catalog, filling)
+    place = place_of(path)
+    put_back(place)
+    for _ in range(_TRIES):
+        with _pinned(place) as still_there:
+            try:
+                filling = Filling(_open(place), strict)
+                filling.find(into)
+                read = _read(filling)
+            except (CheckpointError, OSError):
+                if still_there():
+                    raise
+                continue  # what was read is partly of one checkpoint, and partly of the next
+            if still_there():
+                break
+    else:
+        raise CheckpointError(
+            f"{place} was replaced {_TRIES} times while it was read: another save was done each time",
+            hint="load between saves, or save each checkpoint to a path of its own.",
+        )
+    replace_values(read.placed)
     with torch.no_grad():
-        for target, value in replaced:
+        for target, value in read.copied:
             target.copy_(value)
     filled: T = filling.fill((), into)
     return filled
+
+
+_TRIES = 5
+"""So often a checkpoint is read anew that a save has replaced meanwhile."""
+
+
+@contextmanager
+def _pinned(path: FilePath) -> Iterator[Callable[[], bool]]:
+    """Whether what stands at the path now still does. It is held open until then, so that nothing else can get the
+    number by which the file system knows it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:  # the error is that of who reads it
+        yield lambda: True
+        return
+
+    def still_there() -> bool:
+        try:
+            return os.path.samestat(os.fstat(fd), path.stat())
+        except OSError:
+            return False
+
+    try:
+        yield still_there
+    finally:
+        os.close(fd)
 
 
 _PICKLED = "pytorch_model.bin"
@@ -64,7 +110,6 @@ _PICKLED = "pytorch_model.bin"
 
 
 def _open(path: FilePath) -> Catalog:
-    put_back(path)
     left = unfinished(path)
     if left is not None and path.exists():
         logger.warning("a save to %s was not finished, or is under way: loading the one before it", path)
@@ -87,10 +132,18 @@ def _open(path: FilePath) -> Catalog:
     )
 
 
-def _read(catalog: Catalog, filling: Filling) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Read what is wanted. Tensors that are whole values on meshes have theirs then; gives the others that are to be
-    copied, with what."""
-    copied: list[tuple[torch.Tensor, torch.Tensor]] = []
+@dataclass
+class _Read:
+    """What was read for tensors, which do not have it yet."""
+
+    placed: list[tuple[DistributedTensor, Any]] = field(default_factory=list)
+    """Those that are whole values on meshes, with their new ones."""
+    copied: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+
+
+def _read(filling: Filling) -> _Read:
+    """Read what is wanted."""
+    catalog, read = filling.catalog, _Read()
     placed: dict[int, list[tuple[str, Any, Wanted, TensorType]]] = {}
     with Reader() as reader:
         for name, wanted in filling.wanted.items():
@@ -109,8 +162,7 @@ def _read(catalog: Catalog, filling: Filling) -> list[tuple[torch.Tensor, torch.
                 raise CheckpointError(str(error), hint="load another checkpoint.") from None
             filling.tensors[name] = made if wanted.target is None else wanted.target
             if wanted.target is not None:
-                copied.append((wanted.target, made))
-    pairs = []
+                read.copied.append((wanted.target, made))
     for group in placed.values():
         mesh = group[0][1]
         handles = mesh.executor.read([(type_, name, catalog.tensors[name].blocks) for name, _, _, type_ in group])
@@ -127,9 +179,8 @@ def _read(catalog: Catalog, filling: Filling) -> list[tuple[torch.Tensor, torch.
             else:
                 assert isinstance(wanted.target, DistributedTensor)
                 filling.tensors[name] = wanted.target
-                pairs.append((wanted.target, handle))
-    replace_values(pairs)
-    return copied
+                read.placed.append((wanted.target, handle))
+    return read
 
 
 def _on_mesh(wanted: Wanted, entry: Entry) -> tuple[Any, TensorType] | None:

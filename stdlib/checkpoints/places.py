@@ -45,6 +45,8 @@ class Place:
             )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
+            if self.folder.is_symlink():  # what it points to is somebody's, and no unfinished save
+                self.folder.unlink()
             with suppress(FileExistsError):
                 self.folder.mkdir()
             self._lock = _locked(self.folder)
@@ -109,6 +111,12 @@ def _locked(folder: Path) -> int:
     return fd
 
 
+def place_of(path: str | os.PathLike[str]) -> Path:
+    """Where a checkpoint of this path stands: a link is followed, as by what writes files, and stays a link."""
+    found = Path(path).absolute()
+    return found.resolve() if found.is_symlink() else found
+
+
 def saving_folder(path: Path) -> Path:
     """Where a checkpoint is written until it is whole."""
     return path.parent / f".{path.name}.saving"
@@ -166,4 +174,4 @@ def _exchange(a: Path, b: Path) -> None:
     os.rename(old, a)
 
 
-__all__ = ["Place", "former_of", "put_back", "saving_folder", "unfinished"]
+__all__ = ["Place", "former_of", "place_of", "put_back", "saving_folder", "unfinished"]

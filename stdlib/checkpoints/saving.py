@@ -20,7 +20,7 @@ from monarch.stdlib.checkpoints import dcp, safetensors_files
 from monarch.stdlib.checkpoints.blocks import Source, key_of, source_of
 from monarch.stdlib.checkpoints.catalog import value_bytes
 from monarch.stdlib.checkpoints.nest import contents_of
-from monarch.stdlib.checkpoints.places import Place
+from monarch.stdlib.checkpoints.places import Place, place_of
 
 logger = logging.getLogger("monarch")
 
@@ -77,7 +77,7 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         raise ProgramError(
             "monarch.save() inside a program", hint="save between calls of the program.", source=user_source()
         )
-    target = FilePath(path).absolute()
+    target = place_of(path)
     if format is None:
         format = "safetensors" if safetensors_files.is_file(target) else "dcp"
     if format not in ("dcp", "safetensors"):

@@ -384,11 +384,12 @@ _KINDS: list[tuple[Callable[[Any], bool], _Maker]] = [
     (lambda given: isinstance(given, Dataset), _map_style),
     (_is_array, _arrays),
     (_is_arrays, _arrays),
-    (lambda given: hasattr(given, "__len__") and hasattr(given, "__getitem__") and not _is_mapping(given), _map_style),
-    (lambda given: isinstance(given, Iterable) and not _is_mapping(given), _iterable),
+    (lambda given: hasattr(given, "__len__") and hasattr(given, "__getitem__") and not _is_single(given), _map_style),
+    (lambda given: isinstance(given, Iterable) and not _is_single(given), _iterable),
     (callable, _function),
 ]
 
 
-def _is_mapping(given: Any) -> bool:
-    return isinstance(given, Mapping)
+def _is_single(given: Any) -> bool:
+    """It looks like rows, and has none: a dict, an array without dims."""
+    return isinstance(given, (Mapping, np.ndarray, torch.Tensor))

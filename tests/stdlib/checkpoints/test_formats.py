@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import CheckpointError
+from monarch.stdlib.checkpoints import loading
 from monarch.stdlib.checkpoints.containers import Container, find
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64, torch.int64, torch.bool, torch.uint8]
@@ -243,6 +245,48 @@ class Evil:
 
 
 @pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("name", ["c", "m.safetensors"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read_is_read_anew(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, opened, tried = tmp_path / name, loading._open, list[int]()
+    monarch.save({"x": torch.ones(64), "y": torch.ones(64)}, path).result()
+
+    def replaced(times: int) -> Callable[[Path], Any]:
+        def _open(at: Path) -> Any:
+            found = opened(at)
+            tried.append(1)
+            if len(tried) <= times:
+                number = 1.0 + len(tried)
+                state = {"a": torch.zeros(64), "x": torch.full((64,), number), "y": torch.full((64,), number)}
+                monarch.save(state, path).result()
+            return found
+
+        return _open
+
+    monkeypatch.setattr(loading, "_open", replaced(2))
+    x, y = torch.zeros(64), torch.zeros(64)
+    monarch.load(path, into={"x": x, "y": y})
+    assert x.tolist() == y.tolist() == [3.0] * 64 and len(tried) == 3
+    tried.clear()
+    monkeypatch.setattr(loading, "_open", replaced(100))
+    with pytest.raises(CheckpointError, match=r"was replaced 5 times while it was read"):
+        monarch.load(path, into={"x": x, "y": y})
+    assert x.tolist() == y.tolist() == [3.0] * 64
+
+
+def test_a_link_is_followed_and_nothing_else_is_touched_where_it_points(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("c")
+    for number in (1, 2, 3):
+        monarch.save({"x": torch.ones(3), "number": number}, tmp_path / "link").result()
+        assert monarch.load(tmp_path / "link", into={"number": 0}) == {"number": number}
+        assert monarch.load(tmp_path / "c", into={"number": 0}) == {"number": number}
+    assert sorted(os.listdir(tmp_path)) == ["c", "link"] and (tmp_path / "link").is_symlink()
+    (tmp_path / ".other.saving").symlink_to("c")
+    monarch.save({"x": torch.ones(3), "number": 4}, tmp_path / "other").result()
+    assert monarch.load(tmp_path / "c", into={"number": 0}) == {"number": 3}
+
+
 def test_what_is_no_checkpoint_says_so_and_files_of_torch_save_how_to_load_them(tmp_path: Path) -> None:
     model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2))
     (folder := tmp_path / "folder").mkdir()

@@ -329,6 +329,9 @@ def test_what_is_no_source_is_said() -> None:
         stream(3, None, batch=1)
     with pytest.raises(DataError, match="arrays of different lengths"):
         stream({"x": np.arange(3), "y": np.arange(4)}, None, batch=1)
+    for number in (np.array(3), torch.tensor(3)):
+        with pytest.raises(DataError, match="is no source of data"):
+            stream(number, None, batch=1)
 
 
 # -- DataLoader --------------------------------------------------------------------------------------------------------
