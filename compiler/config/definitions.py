@@ -147,7 +147,8 @@ class Settings(SettingsBase):
     process_exit_timeout = Setting(
         Duration("0s", "1d"),
         10.0,
-        "How long processes of actors that are stopped may take to end before they are killed.",
+        "How long processes of actors that are stopped may take to end before they are killed: as it is where `stop()`"
+        " is called, and for those whose owner has died as it was when they were spawned.",
     )
     stop_actor_timeout = Setting(
         Duration("0s", "1d"),

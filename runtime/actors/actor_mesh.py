@@ -13,7 +13,7 @@ from monarch.runtime.actors.endpoint import MESH_NAMES, ActorInterface, Endpoint
 from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.message import EMPTY, NO_ARGUMENTS, Payload
 from monarch.runtime.actors.messages.protocol import CALL, STOP, Head, Place, ReplyTo
-from monarch.runtime.actors.owned import Owned, done
+from monarch.runtime.actors.owned import Owned, done, own_end
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import All, Each, One, failing
 from monarch.runtime.actors.processes.spreading import Audience
@@ -59,12 +59,17 @@ class ActorMesh(Owned, Generic[A]):
         return self._name
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
-        """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end."""
+        """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end; in one
+        of these actors it is an error at once, RuntimeError, for that would wait for its own end. RuntimeError for a
+        slice."""
         self._whole()
         process = current.process()
         error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
         process.refused.update(((self._id, address), error) for address in self._addresses)
-        return done(self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY), None)
+        stopped = self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY)
+        if current.context().actor_instance.actor_id == self._id:
+            stopped.fail(own_end(self._name, "actors"))
+        return done(stopped, None)
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for rank in ranks:

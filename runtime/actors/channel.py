@@ -15,10 +15,12 @@ T = TypeVar("T")
 class Port(Generic[T]):
     """Where values are sent to, from any thread of any process: a port can be passed in messages and pickled."""
 
-    __slots__ = ("_to",)
+    __slots__ = ("_of", "_to")
 
-    def __init__(self, to: ReplyTo | None) -> None:
+    def __init__(self, to: ReplyTo | None, of: str = "") -> None:
         self._to = to
+        self._of = of
+        """The endpoint that answers by it, such as "trainer[3].step", in the actor that has the call."""
 
     @property
     def address(self) -> str | None:
@@ -33,7 +35,7 @@ class Port(Generic[T]):
     def exception(self, error: Exception) -> None:
         """Have it raised where the value is looked at: as ActorError, with its traceback, if it is none already."""
         if self._to is not None:
-            current.process().raise_at(self._to, error, current.context().actor_instance.label)
+            current.process().raise_at(self._to, error, self._of or current.context().actor_instance.label)
 
     def __reduce__(self) -> tuple[type[Port[Any]], tuple[ReplyTo | None]]:
         return Port, (self._to,)

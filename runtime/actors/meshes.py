@@ -43,7 +43,7 @@ from monarch.runtime.actors.messages.protocol import (
     STOP_PROCS,
     ReplyTo,
 )
-from monarch.runtime.actors.owned import Owned, done
+from monarch.runtime.actors.owned import Owned, done, own_end
 from monarch.runtime.actors.processes import current, logs
 from monarch.runtime.actors.processes.binding import bindings
 from monarch.runtime.actors.processes.group import Group
@@ -202,12 +202,13 @@ class HostMesh(MeshAlgebra):
         process = current.started()
         self._ended = what
         future: Future[None] = Future.pending()
+        reason, seconds = f"{what}() of its hosts", settings.process_exit_timeout
 
         def end() -> None:
             try:
                 if process is not None:
                     agents = self._agents if attached is None else process.agents_there(attached.attached)
-                    for stopped in [mesh.stop(f"{what}() of its hosts") for mesh in process.spawned_on(agents)]:
+                    for stopped in [mesh._stop(reason, seconds) for mesh in process.spawned_on(agents)]:
                         stopped.get()
                 if hosts is not None:
                     hosts()
@@ -420,7 +421,14 @@ class ProcMesh(Owned):
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
         """End the processes, their actors first. A future of the end; what does not end in time (the setting
-        `process_exit_timeout`) is killed. RuntimeError for the process that the program runs in."""
+        `process_exit_timeout`, as it is here and now) is killed.
+
+        Raises RuntimeError for the process that the program runs in, and for a slice. In one of these processes the
+        future is an error at once, RuntimeError, for whoever waits there would wait for its own end.
+        """
+        return self._stop(reason, settings.process_exit_timeout)
+
+    def _stop(self, reason: str, seconds: float) -> Future[None]:
         self._whole()
         process = current.process()
         if self._addresses == (process.group.root,):
@@ -429,13 +437,16 @@ class ProcMesh(Owned):
         waiting: All[None] = All(Shape.of({"hosts": len(hosts)}), hosts)
         port = process.ports.open(waiting)
         for place, host in enumerate(hosts):
-            if not process.router.send(host, (STOP_PROCS, self._id, (process.address, port, place), reason), EMPTY):
+            head = STOP_PROCS, self._id, (process.address, port, place), reason, seconds
+            if not process.router.send(host, head, EMPTY):
                 process.ports.reply(port, place, True, lambda: None)  # they have ended with their host
+        if process.address in self._addresses:
+            waiting.future.fail(own_end(self._name, "processes"))
         return done(waiting.future, None)
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
         for host in self._group.hosts:
-            process.router.send(host, (STOP_PROCS, self._id, None, reason), EMPTY)
+            process.router.send(host, (STOP_PROCS, self._id, None, reason, settings.process_exit_timeout), EMPTY)
 
     @property
     def initialized(self) -> Future[bool]:

@@ -58,6 +58,14 @@ class Owned(MeshAlgebra):
         await self.stop("its `async with` ended")
 
 
+def own_end(name: str, what: str) -> RuntimeError:
+    """What is raised for who waits for its own end; `what` the mesh is of."""
+    return RuntimeError(
+        f"'{name}' was told to stop from one of its {what}, and ends once the code that runs there has: this cannot"
+        " wait for that. Call stop() and do not wait, or have the owner stop the mesh"
+    )
+
+
 def done(several: Future[ValueMesh[None]], value: T, why: Callable[[], Exception | None] = lambda: None) -> Future[T]:
     """The same, with one value for all; `why` may know the cause of a process's end."""
     one: Future[T] = Future.pending()

@@ -30,11 +30,11 @@ ENDED = 5
 REFUSED = 6
 """(actor, rank) and why: a message that wants no reply was for an actor that has ended"""
 LEAVE = 7
-"""(reason): end the actors of this process, and then it"""
+"""(reason, seconds): end the actors of this process, and then it, which is killed after so long"""
 FORK = 8
 """(reply) and a Group, to the agent of a host"""
 STOP_PROCS = 9
-"""(group, reply, reason), to the agent of a host"""
+"""(group, reply, reason, seconds), to the agent of a host: what has not ended after so long is killed"""
 CONTROLLER = 10
 """(name, reply) and (class, args, kwargs), to the root"""
 STACKS = 12

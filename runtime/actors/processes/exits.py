@@ -1,4 +1,5 @@
-"""Orderly ends: handlers of `atexit` and finalizers run in processes of actors that are stopped, as in any other."""
+"""Orderly ends of actors and processes: handlers of `atexit` and finalizers run in those that are stopped, as in any
+other process."""
 
 from __future__ import annotations
 
@@ -18,6 +19,19 @@ from monarch.runtime.processes.parent import at_exit
 
 _parents: object = None
 """The finalizers of the parent, which do nothing here."""
+
+
+class End(Exception):
+    """An actor is to end: it was stopped, or died of an error. `detail` has the error's traceback."""
+
+    def __init__(self, reason: str, error: Exception | None = None, detail: str = "") -> None:
+        self.reason = reason
+        self.error = error
+        self.detail = detail or reason
+
+
+class Abandoned(BaseException):
+    """Ends what an actor does that was told to stop and did not."""
 
 
 def forget_what_is_the_parents() -> None:

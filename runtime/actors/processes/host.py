@@ -326,10 +326,11 @@ class Host:
     # -- stopping ------------------------------------------------------------------------------------------------------
 
     def _on_stop(self, sender: str, head: Head, payload: Payload) -> None:
-        self.stop(head[1], head[2], head[3])
+        self.stop(head[1], head[2], head[3], head[4])
 
-    def stop(self, group: str, reply: ReplyTo | None, reason: str) -> None:
-        """Have processes end, once their actors have; `reply` hears when they have. What takes too long is killed."""
+    def stop(self, group: str, reply: ReplyTo | None, reason: str, seconds: float | None = None) -> None:
+        """Have processes end, once their actors have; `reply` hears when they have. What takes longer than `seconds`,
+        or than the setting as it was when they were spawned, is killed."""
         with self._lock:
             running = self._groups.get(group)
             if running is not None:
@@ -338,14 +339,15 @@ class Host:
                 if running.stopping:
                     return
                 running.stopping = True
-                seconds = setting_of(running.group.settings, Settings.process_exit_timeout)
-                self._process.router.later(seconds, lambda: self._kill(running, seconds))
+                spawned = setting_of(running.group.settings, Settings.process_exit_timeout)
+                most = spawned if seconds is None else seconds
+                self._process.router.later(most, lambda: self._kill(running, most))
         if running is None:
             if reply is not None:
                 self._process.reply(reply, True, None)
             return
         for rank in sorted(running.alive):
-            self._process.router.send(running.group.addresses[rank], (LEAVE, reason), EMPTY)
+            self._process.router.send(running.group.addresses[rank], (LEAVE, reason, most), EMPTY)
 
     def _kill(self, running: _Running, seconds: float) -> None:
         """End those processes of a group that have not ended in time. In the I/O thread."""

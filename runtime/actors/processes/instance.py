@@ -35,7 +35,7 @@ from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import CALL, Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.circles import awaited_by, awaited_in, frame_of
 from monarch.runtime.actors.processes.current import Context, running
-from monarch.runtime.actors.processes.exits import end_thread
+from monarch.runtime.actors.processes.exits import Abandoned, End, end_thread
 from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
@@ -50,19 +50,6 @@ Call = tuple[str, Head, Payload]
 
 def _initialized() -> None:
     """What `mesh.initialized` calls: there is an actor that can be called."""
-
-
-class _End(Exception):
-    """The actor is to end: it was stopped, or died of an error. `detail` has the error's traceback."""
-
-    def __init__(self, reason: str, error: Exception | None = None, detail: str = "") -> None:
-        self.reason = reason
-        self.error = error
-        self.detail = detail or reason
-
-
-class Abandoned(BaseException):
-    """Ends what an actor does that was told to stop and did not."""
 
 
 class LocalActor:
@@ -97,7 +84,7 @@ class LocalActor:
         """Its task, of an actor with an event loop."""
         self._calling = False
         """Whether an endpoint that is not concurrent runs, of an actor with an event loop."""
-        self._unhandled: _End | None = None
+        self._unhandled: End | None = None
         """What ends the actor before the call that it handles is answered: a failure that was not dealt with while such
         an endpoint awaited, or `abort`."""
         self._under_way: dict[int, Call] = {}
@@ -159,7 +146,7 @@ class LocalActor:
         """Have it die before it handles another message, or answers the one that it handles."""
         with self._lock:
             self._aborted = True
-            self._unhandled = self._unhandled or _End(reason, MonarchError(reason))
+            self._unhandled = self._unhandled or End(reason, MonarchError(reason))
             rouse, self._asleep = self._asleep, False
         if rouse:
             self._rouse()
@@ -195,9 +182,8 @@ class LocalActor:
         has done nothing since. In the I/O thread but for the first time."""
         if self._stops is None or self._abandoned:
             return
-        seconds = settings.stop_actor_timeout
-        if self._process.leaving:  # before the process is killed, which is to end in order
-            seconds = min(seconds, settings.process_exit_timeout / 2)
+        # Before the process is killed, which is to end in order.
+        seconds = min(settings.stop_actor_timeout, self._process.leaving / 2)
         if handled == self._handled:
             self._abandon(seconds)
         else:
@@ -210,7 +196,7 @@ class LocalActor:
             f" It counts as ended; it is here:\n{self.where()}"
         )
         sys.stderr.flush()
-        self._close(_End(f"it was told to stop, and what it did had not ended {seconds:g} s later"))
+        self._close(End(f"it was told to stop, and what it did had not ended {seconds:g} s later"))
         for call in list(self._under_way.values()):
             self._refuse(call)
         # Ends a loop in Python, and what awaits. What waits in C stays, in a thread that nothing waits for.
@@ -234,12 +220,21 @@ class LocalActor:
     def _refuse(self, call: Call) -> None:
         call[2].drop()
         reason, (_, head, _) = self.ended or "it was told to stop", call
-        with self._lock:
-            if self._aborted and self._stops is not None and head[2] is not None:
-                error = SupervisionError.refusing(self.instance.name, self.rank, self.instance.rank, head[3], reason)
-                self._killed.append((head[2], error))
-                return
-        self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason, self.instance.rank)
+        if self._aborted and head[2] is not None:
+            error = SupervisionError.refusing(self.instance.name, self.rank, self.instance.rank, head[3], reason)
+            self._answer_behind_owner(head[2], error)
+        else:
+            self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason, self.instance.rank)
+
+    def _answer_behind_owner(self, reply: ReplyTo, error: SupervisionError) -> None:
+        """Answer whose call it dies of, once its owner knows. But where it owns something, at once: that may be what
+        waits for the answer, and has to end before the owner hears."""
+        if reply[0] not in self._process.owned_in(self.instance.actor_id):
+            with self._lock:
+                if self._stops is not None:
+                    self._killed.append((reply, error))
+                    return
+        self._process.reply(reply, False, error)
 
     # -- the actor's thread --------------------------------------------------------------------------------------------
 
@@ -303,7 +298,7 @@ class LocalActor:
     def _arguments(self, head: Head, payload: Payload) -> tuple[tuple[Any, ...], dict[str, Any]]:
         args, kwargs = payload.decode()
         if head[4]:
-            args = (Port(head[2]), *args)
+            args = (Port(head[2], f"{self.instance.label}.{head[3]}"), *args)
         return args, kwargs
 
     def _called(self, head: Head, payload: Payload) -> Any:
@@ -320,14 +315,14 @@ class LocalActor:
             return
         if head[2] is not None:
             said = ActorError.of(error, where, self.instance.rank).message
-            self._killed.append((head[2], SupervisionError(f"'{self.instance.label}' died: {said}", where)))
+            self._answer_behind_owner(head[2], SupervisionError(f"'{self.instance.label}' died: {said}", where))
         raise self._died(error, f"{head[3]} raised") from error
 
-    def _died(self, error: BaseException, what: str) -> _End:
+    def _died(self, error: BaseException, what: str) -> End:
         """What ends the actor, for an error that was just caught."""
         detail = f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}"
         told = error if isinstance(error, Exception) else ActorError.of(error, self.instance.label)
-        return _End(f"{what} {type(error).__name__}: {error}", told, detail)
+        return End(f"{what} {type(error).__name__}: {error}", told, detail)
 
     def _supervised(self, failure: MeshFailure, handled: bool, error: BaseException | None = None) -> None:
         """Say what came of a failure: it goes on to the owner, and this actor ends, where it was not dealt with."""
@@ -337,7 +332,7 @@ class LocalActor:
         if error is not None:
             raise self._died(error, "__supervise__ raised")
         if not handled:
-            raise _End(f"a failure of '{failure.mesh_name}' was not dealt with", MonarchError(failure.report()))
+            raise End(f"a failure of '{failure.mesh_name}' was not dealt with", MonarchError(failure.report()))
 
     # -- def endpoints -------------------------------------------------------------------------------------------------
 
@@ -352,7 +347,7 @@ class LocalActor:
                     self._awake.acquire()
                 else:
                     self._handle_sync(item)
-        except _End as end:
+        except End as end:
             self._finish_sync(end)
 
     def _handle_sync(self, item: MeshFailure | Call | Stop) -> None:
@@ -386,7 +381,7 @@ class LocalActor:
             else:
                 self._supervised(item, bool(handled))
         else:
-            raise _End(item.reason)
+            raise End(item.reason)
 
     def _supervise(self, failure: MeshFailure) -> Any:
         supervise = getattr(self._actor, "__supervise__", None)
@@ -394,7 +389,7 @@ class LocalActor:
         self._enter()
         return False if supervise is None else supervise(failure)
 
-    def _finish_sync(self, end: _End) -> None:
+    def _finish_sync(self, end: End) -> None:
         self._close(end)
         while not self._alone:
             self._awake.acquire()
@@ -408,7 +403,7 @@ class LocalActor:
             trace = "".join(traceback.format_exception(error)).rstrip()
         self._cleaned(trace)
 
-    def _close(self, end: _End) -> None:
+    def _close(self, end: End) -> None:
         """Take no more messages, and have what it owns ended."""
         self.ended = end.reason
         self._is_now("Stopped" if end.error is None else "Failed", end.reason)
@@ -446,7 +441,7 @@ class LocalActor:
         assert main is not None
         awake = asyncio.Event()
         tasks: dict[asyncio.Task[None], Call] = {}
-        ending: list[_End] = []
+        ending: list[End] = []
         attending: list[asyncio.Task[None]] = []
         dropped = False
 
@@ -468,7 +463,7 @@ class LocalActor:
             try:
                 while self._unhandled is None and (failure := self._take_failure()) is not None:
                     await self._handle_async(failure)
-            except _End as end:
+            except End as end:
                 self._unhandled = self._unhandled or end
             if self._unhandled is not None and self._calling and not dropped:
                 dropped = main.cancel()
@@ -476,14 +471,14 @@ class LocalActor:
         async def beside(call: Call) -> None:
             try:
                 await self._call_async(call)
-            except _End as end:
+            except End as end:
                 ending.append(end)
                 awake.set()
 
         # What came before the loop was there released the lock instead.
         self._rouse, self._alert = rouse, alert
         awake.set()
-        end: _End
+        end: End
         try:
             self._construct()
             while True:
@@ -508,7 +503,7 @@ class LocalActor:
                         await attending[0]
                 else:
                     await self._handle_async(item)
-        except _End as ended:
+        except End as ended:
             end = ended
         self._close(end)
         left = dict(tasks)
@@ -565,7 +560,7 @@ class LocalActor:
             else:
                 self._supervised(item, bool(handled))
         else:
-            raise _End(item.reason)
+            raise End(item.reason)
 
     async def _call_async(self, call: Call) -> None:
         _, head, payload = call

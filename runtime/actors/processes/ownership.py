@@ -230,6 +230,12 @@ class Supervision:
         """The actor here that owns a mesh of which something lives still."""
         return next((who for who, actor in self._actors.items() if mesh in actor.owned), None)
 
+    def owned_in(self, actor: str) -> set[str]:
+        """The addresses of what an actor here owns and what has not ended."""
+        owner = self._actors.get(actor)
+        meshes = [] if owner is None else list(owner.owned.values())
+        return {address for mesh in meshes for address in mesh.places.values()}
+
     def _born(self, event: Born) -> list[Command]:
         self._actors[event.actor] = _Actor(event.owner, event.mesh, event.name, event.rank)
         if self._exiting:

@@ -5,6 +5,7 @@ Messages come in through `_deliver`, in the I/O thread for those of other proces
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import sys
@@ -111,8 +112,8 @@ class Process:
         self.refused: dict[tuple[str, str], SupervisionError] = {}
         """By mesh and process, of actors that refused a message or were stopped from here: what the next one raises."""
         self.ready = threading.Event()
-        self.leaving = False
-        """Whether it was told to end, which is bounded."""
+        self.leaving = math.inf
+        """Where it was told to end: after how many seconds it is killed."""
         self.client = Instance(self, "", group.name)
         self.host: Host | None = None
         """The agent of this host, if it is this process."""
@@ -443,6 +444,11 @@ class Process:
             self._spawned[mesh._id] = mesh
             self.supervision(Owns(owner, mesh._id, mesh._name, mesh._addresses, processes))
 
+    def owned_in(self, actor: str) -> set[str]:
+        """The processes in which there is something that an actor of this process owns."""
+        with self._deciding:
+            return self._supervision.owned_in(actor)
+
     def spawned_on(self, hosts: Collection[str]) -> list[ProcMesh]:
         """The processes that this one has spawned, and that run on hosts with these agents alone; the newest first."""
         with self._deciding:
@@ -528,7 +534,7 @@ class Process:
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _on_leave(self, sender: str, head: Head, payload: Payload) -> None:
-        self.leaving = True
+        self.leaving = head[2]
         self.supervision(EndProcess(head[1]))
 
     def empty(self) -> None:

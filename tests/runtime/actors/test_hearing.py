@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+import monarch.config
 from monarch.actor import (
     Actor,
     ActorError,
@@ -176,6 +177,43 @@ def test_an_owner_that_does_not_answer_keeps_the_caller_waiting_for_a_while_only
     finally:
         os.kill(pid, signal.SIGCONT)
     assert owner.heard.call_one().get(WAIT) >= 0
+
+
+class Child(Actor):
+    @endpoint
+    def call(self, owner: Any, how: str, port: Port[str]) -> None:
+        try:
+            owner.end.call_one(how).get(WAIT)
+        except SupervisionError as error:
+            port.send(str(error))
+
+
+class Parent(Actor):
+    """Ends of a call that what it owns waits for."""
+
+    def __init__(self) -> None:
+        self.child = this_host().spawn_procs().spawn("child", Child)
+
+    @endpoint
+    def call(self, how: str, port: Port[str]) -> None:
+        self.child.call.broadcast(context().actor_instance.mesh, how, port)
+
+    @endpoint
+    def end(self, how: str) -> None:
+        if how == "exit":
+            raise SystemExit(3)
+        context().actor_instance.abort("enough")
+
+
+@pytest.mark.parametrize("how", ["exit", "abort"])
+def test_a_child_that_waits_for_its_dying_owner_has_its_answer_at_once(how: str, faults: Faults) -> None:
+    """The owner ends after the child, and the child after its answer."""
+    with monarch.config.configured(stop_actor_timeout="1d"):
+        parent = spawn(1).slice(gpus=0).spawn("parent", Parent)
+    port, receiver = Channel[str].open()
+    parent.call.call_one(how, port).get(WAIT)
+    assert ("SystemExit: 3" if how == "exit" else "enough") in receiver.recv().get(WAIT)
+    assert faults.get(timeout=WAIT).mesh_name == "parent"
 
 
 class Waiting(Actor):

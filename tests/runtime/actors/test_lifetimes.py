@@ -27,6 +27,7 @@ from monarch.actor import (
     ProcMesh,
     Shape,
     SupervisionError,
+    context,
     endpoint,
     this_host,
     this_proc,
@@ -361,12 +362,48 @@ def test_the_report_of_an_end_has_as_many_lines_as_is_set(faults: Faults) -> Non
 
 
 def test_processes_that_do_not_end_are_killed_after_the_time_that_is_set() -> None:
-    with monarch.config.configured(process_exit_timeout="0s"):
-        procs = spawn(1)
+    procs = spawn(1)
     worker = procs.spawn("worker", Worker, "worker")
     (pid,) = worker.pid.call().get(WAIT).values()
     os.kill(pid, signal.SIGSTOP)  # it would never end by itself
-    procs.stop().get(WAIT)
+    with monarch.config.configured(process_exit_timeout="0s"):
+        stopped = procs.stop()
+    stopped.get(WAIT)
+    (address,) = procs._addresses
+    assert current.process().dead[address].reason == "was killed, for it had not ended 0 s after it was told to"
+
+
+class Own(Actor):
+    """Waits for the end of its process, or of its mesh, or for nothing."""
+
+    @endpoint
+    def hang(self, port: Port[str]) -> None:
+        port.send("hangs")
+        threading.Event().wait()
+
+    @endpoint
+    def wait_for(self, what: str) -> None:
+        (this_proc() if what == "processes" else context().actor_instance.mesh).stop().get(WAIT)  # type: ignore[union-attr]
+
+
+def test_an_actor_that_does_not_end_is_given_up_before_its_process_would_be_killed() -> None:
+    procs = spawn(1)
+    port, receiver = Channel[str].open()
+    procs.spawn("own", Own).hang.broadcast(port)
+    assert receiver.recv().get(WAIT) == "hangs"
+    with monarch.config.configured(process_exit_timeout="2s"):
+        procs.stop().get(WAIT)
+    (address,) = procs._addresses
+    assert current.process().dead[address].reason == "was stopped"
+
+
+@pytest.mark.parametrize("what", ["processes", "actors"])
+def test_an_actor_cannot_wait_for_its_own_end(what: str) -> None:
+    own = spawn(1).spawn("own", Own)
+    with pytest.raises(ActorError, match=f"was told to stop from one of its {what}, and ends once the code"):
+        own.wait_for.call(what).get(WAIT)
+    with pytest.raises(SupervisionError):
+        own.wait_for.call(what).get(WAIT)
 
 
 def test_a_process_that_forks_others_and_was_stopped_goes_on() -> None:
