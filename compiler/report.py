@@ -11,7 +11,7 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.cost.cluster import Cluster, cluster_of
-from monarch.compiler.cost.work import node_work
+from monarch.compiler.cost.work import Work, node_work
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.names import UnknownOp
@@ -128,7 +128,7 @@ class _Builder:
         frees = self.memory.gives[at]
         if at and self.plan.instructions[at - 1].op == "commit":
             frees += self.memory.gives[at - 1]  # nothing is taken in between, so the peak is right too
-        flops, moved, seconds, sent = self.work(node, self.memory.takes[at])
+        work = self.work(node, self.memory.takes[at])
         kernel = self.kernels.get(node.name)
         why = self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ()))
         op = op_name(node.target) or str(node.target)
@@ -151,13 +151,14 @@ class _Builder:
             why=why,
             decisions=self.decisions(node),
             mesh_dims=dims,
-            sent=sent,
-            flops=flops,
-            moved=moved,
+            sent=work.sent,
+            flops=work.flops,
+            moved=work.moved,
             allocates=self.memory.takes[at],
             frees=frees,
-            seconds=seconds,
+            seconds=work.seconds,
             kernel=-1 if kernel is None else self.number[kernel],
+            within=work.within,
         )
 
     def stand_in(self, unfused: Graph) -> None:
@@ -189,7 +190,7 @@ class _Builder:
 
     def inside(self, node: fx.Node) -> Value:
         kernel = self.kernels[node.name]
-        flops, moved, seconds = self.shares[kernel][node.name]
+        work = self.shares[kernel][node.name]
         source = provenance(node).source
         op, text = self.words(node)
         return Value(
@@ -205,9 +206,9 @@ class _Builder:
             traced=node.meta.get("traced", ""),
             why=self.renamed(node.meta.get("reason") or node.meta.get("why") or "", node.meta.get("named", ())),
             decisions=self.decisions(node),
-            flops=flops,
-            moved=moved,
-            seconds=seconds,
+            flops=work.flops,
+            moved=work.moved,
+            seconds=work.seconds,
             kernel=self.number[kernel],
         )
 
@@ -231,24 +232,27 @@ class _Builder:
                 found[number] = None
         return tuple(found)
 
-    def share(self, kernel: fx.Node) -> dict[str, tuple[float, int, float]]:
+    def share(self, kernel: fx.Node) -> dict[str, Work]:
         """Operations, bytes and seconds of each op in a kernel. The kernel's own bytes and time are shared out by what
         the ops would move if each were run by itself."""
-        _, moved, seconds, _ = node_work(self.graph, kernel, self.cluster, 1)
+        whole = node_work(self.graph, kernel, self.cluster, 1)
         apart = {}
         for node in provenance(kernel).fused:
             made = _made_by(node)
-            flops, own, *_ = node_work(self.graph, made, self.cluster, 1)
+            work = node_work(self.graph, made, self.cluster, 1)
             parts = 1 if made is node else len(made.users)
-            apart[node.name] = flops / parts, own // parts
+            apart[node.name] = work.flops / parts, work.moved // parts
         total = sum(each[1] for each in apart.values()) or 1
-        return {name: (flops, moved * own // total, seconds * own / total) for name, (flops, own) in apart.items()}
+        return {
+            name: Work(flops, whole.moved * own // total, whole.seconds * own / total)
+            for name, (flops, own) in apart.items()
+        }
 
-    def work(self, node: fx.Node, takes: int) -> tuple[float, int, float, int]:
+    def work(self, node: fx.Node, takes: int) -> Work:
         if provenance(node).fused:
-            return 0.0, 0, 0.0, 0
+            return Work()
         if (kernel := self.kernels.get(node.name)) is not None:
-            return (*self.shares[kernel][node.name], 0)
+            return self.shares[kernel][node.name]
         return node_work(self.graph, node, self.cluster, takes)
 
     def decisions(self, node: fx.Node) -> tuple[Decision, ...]:

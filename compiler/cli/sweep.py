@@ -11,11 +11,13 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from monarch.compiler import ops
 from monarch.compiler.cli.compile import passes_shown
 from monarch.compiler.cli.load import LoadedProgram, load_program
 from monarch.compiler.cli.screen import amount, console, duration, heading, line, plain, print_json, size, table
 from monarch.compiler.cli.values import read_mesh, read_pairs
 from monarch.compiler.cost.cluster import Cluster, cluster_of, load_cluster
+from monarch.compiler.cost.work import with_regions
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.estimate import Estimate, estimate
@@ -67,13 +69,13 @@ def sweep(
         raise MonarchError(f"--keep {keep}: no such folder", hint=f"make it first: mkdir {keep}.")
     rows: list[Row] = []
     answers: list[tuple[Row, Answer]] = []
-    within = False
+    loops = False
     with passes_shown(False) as (say, _):
         for text in mesh or ("",):
             say(f"tracing {program}" + (f" on {text}" if text else ""))
             loaded = load_program(program, read_mesh(text or None), given)
             loaded = replace(loaded, options=replace(loaded.options, layouts="", machine=""))  # --auto searches
-            within = within or bool(loaded.graph.regions)
+            loops = loops or _has_while_loop(loaded.graph)
             if limit is not None:
                 loaded = loaded.limited(limit)
             for cluster, changed in product(clusters or [cluster_of(loaded.options.target)], layouts):
@@ -92,10 +94,14 @@ def sweep(
         print_json({"program": program, "rows": [_data(row) for row in rows], **({"auto": each} if auto else {})})
     else:
         _show(rows, program)
-        if within:
-            line(console(), "  without what runs within cond, while_loop and scan: how often is not known before")
+        if loops:
+            line(console(), "  a while_loop counts with one round: nothing says how many there are")
         for row, answer in answers:
             _show_answer(row, answer)
+
+
+def _has_while_loop(graph: Graph) -> bool:
+    return any(call.target is ops.while_loop for each in with_regions(graph) for call in each.calls)
 
 
 def _row(loaded: LoadedProgram, cluster: Cluster, asked: Row, keep: Path | None) -> Row:

@@ -61,8 +61,8 @@ def blocks_of(plan: Plan) -> tuple[Block, ...]:
         for module in way:
             module.ops += number not in again
             module.flops += value.flops
-            module.computing += 0.0 if value.mesh_dims else value.seconds
-            module.communicating += value.seconds if value.mesh_dims else 0.0
+            module.computing += value.computing
+            module.communicating += value.communicating
             module.sent += value.sent
             if module.first < 0:
                 module.first = number

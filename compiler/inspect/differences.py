@@ -185,10 +185,10 @@ def _interface(plan: Plan) -> dict[str, str]:
 
 def _collectives(plan: Plan) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
-    for value in collectives_of(plan):
-        name = f"{value.op} over {_over(value)}"
+    for each in collectives_of(plan):
+        name = f"{each.op} over {','.join(each.mesh_dims)}"
         number, sent = found.get(name, (0, 0))
-        found[name] = (number + 1, sent + value.sent)
+        found[name] = (number + each.count, sent + each.sent)
     return found
 
 
@@ -209,8 +209,8 @@ def _held(plan: Plan) -> float:
 
 _TOTALS: dict[str, Callable[[Plan], float]] = {
     "ops": lambda plan: len(ops_of(plan)),
-    "collectives": lambda plan: len(collectives_of(plan)),
-    "bytes sent": lambda plan: sum(value.sent for value in collectives_of(plan)),
+    "collectives": lambda plan: sum(each.count for each in collectives_of(plan)),
+    "bytes sent": lambda plan: sum(each.sent for each in collectives_of(plan)),
     "inputs and state": _held,
     "peak memory": lambda plan: peak(plan)[0],
     "flops": lambda plan: sum(value.flops for value in computed(plan)),

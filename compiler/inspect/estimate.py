@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.inspect.values import local_bytes, report_of
 from monarch.compiler.plan import Plan, Value
-from monarch.compiler.plan.report import peak
+from monarch.compiler.plan.report import Collectives, peak
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class _Worker:
         self._at, self._free = 0, 0.0
         self._ahead = {value.reads[0] for value in self.values if value.op == "wait" and value.reads}
         self._ends: dict[int, tuple[float, str]] = {}
+        self._within: tuple[Collectives, ...] = ()
         self._met: float | None = None
         """Since when it waits for a transfer."""
 
@@ -101,7 +102,10 @@ class _Worker:
     def go(self, now: float, arrivals: Mapping[int, float]) -> None:
         """Go on to the next stretch that takes time, or wait that does. `arrivals` says when what was sent arrives; a
         worker that waits for what nobody has sent yet stays."""
-        while self._at < len(self.values) and not self.left and self.sends is None:
+        while (self._at < len(self.values) or self._within) and not self.left and self.sends is None:
+            if self._within:
+                self._meet(now)
+                return
             number, value = self._at, self.values[self._at]
             if value.op == "recv":
                 arrival = arrivals.get(self._transfer(value, 0))
@@ -127,15 +131,29 @@ class _Worker:
 
     def _compute(self, value: Value) -> None:
         """Take this op, and those behind it up to one that others have a part in."""
-        self.left += value.seconds
+        self.left += value.computing
         while value.op != "send" and self._at < len(self.values):
             following = self.values[self._at]
-            if following.mesh_dims or following.op in ("wait", "recv"):
+            if value.within or following.mesh_dims or following.op in ("wait", "recv"):
                 break
             value = following
-            self.left += value.seconds
+            self.left += value.computing
             self._at += 1
+        self._within = value.within
         self.sends = self._transfer(value, 1) if value.op == "send" else None
+
+    def _meet(self, now: float) -> None:
+        """Wait for the collectives within a loop or a branch, behind what that computes: they alternate, and nothing
+        hides them."""
+        self.until = max(now, self._free)
+        for each in self._within:
+            dims = ",".join(each.mesh_dims)
+            self.communicating[dims] = self.communicating.get(dims, 0.0) + each.seconds
+            self.sent[dims] = self.sent.get(dims, 0) + each.sent
+            self._waited(dims, each.seconds)
+            self.until += each.seconds
+        self._waited(",".join(self._within[0].mesh_dims), max(0.0, self._free - now))
+        self._free, self._within = self.until, ()
 
     def _start(self, number: int, value: Value, now: float) -> None:
         dims = ",".join(value.mesh_dims)

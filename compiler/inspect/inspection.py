@@ -74,13 +74,16 @@ class Inspection:
         plan = self.plan
         workers = "1 worker" if plan.mesh.workers == 1 else f"{plan.mesh.workers:,} workers"
         collectives = collectives_of(plan)
-        over = Counter(" and ".join(value.mesh_dims) for value in collectives)
-        counted = ", ".join(f"{count:,} over {dims}" for dims, count in over.most_common())
+        over: Counter[str] = Counter()
+        for one in collectives:
+            over[" and ".join(one.mesh_dims)] += one.count
+        total = sum(over.values())
+        counted = ", ".join(f"{many:,} over {dims}" for dims, many in over.most_common())
         lines = [
             f"{plan.name} on {plan.mesh}: {workers}, for {plan.made_for}",
-            f"  {len(ops_of(plan)):,} ops, {len(collectives):,} collective{'s' * (len(collectives) != 1)}"
+            f"  {len(ops_of(plan)):,} ops, {total:,} collective{'s' * (total != 1)}"
             + (f" ({counted})" if counted else ""),
-            f"  a worker sends {size_text(sum(value.sent for value in collectives))} a step, "
+            f"  a worker sends {size_text(sum(each.sent for each in collectives))} a step, "
             f"and holds {size_text(peak(plan)[0])} at most",
             '  .save("page.html") writes the inspector\'s page; .explain("name") says why a value has its layout',
         ]

@@ -23,6 +23,9 @@ WAITING = "waiting"
 """What nothing reads any more and is not given back yet."""
 
 
+_WITH_REGIONS = ("cond", "while_loop", "scan")
+
+
 def layer_of(module: str) -> str:
     """The layer that a module belongs to: `blocks.0` for `blocks.0.attn.q`, the first name where no number follows."""
     match = re.match(r"(?:[^.]+\.)*?\d+(?=\.|$)", module)
@@ -75,12 +78,16 @@ def _buffers(plan: Plan) -> list[_Buffer]:
     for number, value in enumerate(values):
         if value.allocates:
             sizes = [0 if type_ is None else local_bytes(type_, plan.mesh) for type_ in value.types]
+            taken = value.allocates
+            if value.op in _WITH_REGIONS and sum(sizes) < taken:  # its branch or rounds need the rest
+                made.append(_Buffer(taken - sum(sizes), number, number))
+                taken = sum(sizes)
             over = _written_over(plan, value)
             if len(over) != len(sizes) or not all(of[at] for at in over if at >= 0):
                 over = [-1] * len(sizes)
             fresh = [size_ for size_, at in zip(sizes, over, strict=True) if at < 0]
-            if sum(fresh) != value.allocates:
-                sizes, over = [value.allocates], [-1]
+            if sum(fresh) != taken:
+                sizes, over = [taken], [-1]
             own = [_Buffer(s, number, number) if at < 0 else of[at][0] for s, at in zip(sizes, over, strict=True)]
             made += [buffer for buffer in own if buffer.made == number]
         elif value.reads and value.instruction >= 0:

@@ -67,9 +67,7 @@ def overview(plan: Plan) -> Overview:
     """What the page opens on. Raises MonarchError for a plan without a report."""
     cluster = cluster_of(plan.target)
     found = estimate(plan, cluster)
-    arithmetic = sum(
-        value.seconds for value in computed(plan) if not value.mesh_dims and _is_arithmetic(value, cluster.machine)
-    )
+    arithmetic = sum(value.computing for value in computed(plan) if _is_arithmetic(value, cluster.machine))
     time = {"arithmetic": arithmetic, "memory traffic": max(0.0, found.computing - arithmetic)}
     time |= {f"waiting for {dims}": seconds for dims, seconds in found.waiting.items()}
     return Overview(

@@ -15,7 +15,7 @@ from monarch.compiler.sizes import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.plan import Plan
-    from monarch.compiler.plan.report import Value
+    from monarch.compiler.plan.report import Collectives, Value
 
 _SHOWN = 12
 """So many collectives (or, where there are none, values) of a place the text shows, the dearest first."""
@@ -30,6 +30,7 @@ class Place:
     `ops`          how many ops it became, with `flops` and estimated seconds of a worker (`computing`)
     `sent`         the bytes that a worker sends in its collectives, with their estimated seconds (`communicating`)
     `collectives`  each with why it is there, the dearest first
+    `within`       those that its loops and branches run, by kind
     `values`       what it computes, as `%name : type`, in the order of the schedule
     """
 
@@ -41,6 +42,7 @@ class Place:
     sent: int
     communicating: float
     collectives: tuple[Explanation, ...]
+    within: tuple[Collectives, ...]
     values: tuple[str, ...]
 
     def __str__(self) -> str:
@@ -49,16 +51,20 @@ class Place:
 
 def _text(place: Place) -> list[str]:
     met = place.collectives
+    many = len(met) + sum(each.count for each in place.within)
     lines = [f"{place.name}: {place.code}" if place.code else place.name]
     lines.append(f"  {_count(place.ops, 'op')}: a worker computes for {format_seconds(place.computing)} (estimated)")
-    if not met:
+    if not many:
         lines += ["  no collective: no worker needs anything of another here", ""]
         lines += [f"  {value}" for value in place.values[:_SHOWN]]
         if len(place.values) > _SHOWN:
             lines.append(f"  and {len(place.values) - _SHOWN:,} more")
         return lines
     sent, took = format_bytes(place.sent), format_seconds(place.communicating)
-    lines.append(f"  {_count(len(met), 'collective')}: a worker sends {sent} in {took} (estimated)")
+    lines.append(f"  {_count(many, 'collective')}: a worker sends {sent} in {took} (estimated)")
+    for inner in place.within:
+        over = f"{inner.count:,} × {inner.op} over {','.join(inner.mesh_dims)}"
+        lines += ["", f"  {over}, {format_bytes(inner.sent)}, {format_seconds(inner.seconds)}, in a loop or a branch"]
     for each in met[:_SHOWN]:
         over = f"{each.call.partition('(')[0]} over {','.join(each.mesh_dims)}"
         lines += ["", f"  %{each.name}: {over}, {format_bytes(each.sent)}, {format_seconds(each.seconds)}"]
@@ -69,7 +75,7 @@ def _text(place: Place) -> list[str]:
             lines.append(f"    and so on, for {len(whys)} tensors that travel together")
     if len(met) > _SHOWN:
         lines += ["", f"  and {_count(len(met) - _SHOWN, 'collective')} more"]
-    return [*lines, "", f"  the whole story of one: --why {met[0].name}"]
+    return [*lines, "", f"  the whole story of one: --why {met[0].name}"] if met else lines
 
 
 def _count(number: int, noun: str) -> str:
@@ -95,7 +101,7 @@ def explain_any(plan: Plan, what: str) -> Explanation | Place:
     if not values:
         raise MonarchError(f"plan '{plan.name}' has no value, line or module {wanted[:80]!r}", hint=_near(plan, wanted))
     again = further_results(plan, values)
-    met = sorted((value for value in values if value.mesh_dims), key=lambda value: (-value.seconds, -value.sent))
+    met = sorted((value for value in values if value.collectives), key=lambda value: (-value.seconds, -value.sent))
     source = source_of(plan, values[0])
     code = "" if source is None or not re.search(r":\d+$", wanted) else line_of(plan, _asked(source, wanted))
     return Place(
@@ -103,10 +109,11 @@ def explain_any(plan: Plan, what: str) -> Explanation | Place:
         code=code,
         ops=len(values) - len(again),
         flops=sum(value.flops for value in values),
-        computing=sum(value.seconds for value in values if not value.mesh_dims),
+        computing=sum(value.computing for value in values),
         sent=sum(value.sent for value in met),
-        communicating=sum(value.seconds for value in met),
-        collectives=tuple(explain(plan, value.name) for value in met),
+        communicating=sum(value.communicating for value in met),
+        collectives=tuple(explain(plan, value.name) for value in met if value.mesh_dims),
+        within=tuple(each for value in met for each in value.within),
         values=tuple(f"%{value.name} : {types_text(value)}" for value in values if not value.mesh_dims),
     )
 

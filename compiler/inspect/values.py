@@ -12,7 +12,7 @@ from monarch.compiler.states import StateKey
 if TYPE_CHECKING:
     from monarch.compiler.layout import MeshSpec
     from monarch.compiler.plan.plan import Plan
-    from monarch.compiler.plan.report import Report, Value
+    from monarch.compiler.plan.report import Collectives, Report, Value
     from monarch.compiler.tensor_type import TensorType
 
 
@@ -58,8 +58,9 @@ def further_results(plan: Plan, values: Sequence[Value]) -> set[int]:
     return found
 
 
-def collectives_of(plan: Plan) -> list[Value]:
-    return [value for value in report_of(plan).values if value.mesh_dims]
+def collectives_of(plan: Plan) -> list[Collectives]:
+    """The collectives of a step, by the value that runs them."""
+    return [each for value in report_of(plan).values for each in value.collectives]
 
 
 def where(plan: Plan, value: Value) -> str:

@@ -61,21 +61,25 @@ def room_of(plan: Plan) -> Room | None:
 def verdicts(plan: Plan, found: Estimate) -> tuple[Verdict, ...]:
     """The most important first. Raises MonarchError for a plan without a report."""
     found_here = *_whole_states(plan, found), *_repeated(plan, found), *_gathered(plan), *_waits(found)
-    return (*_fits(plan, found), *_within(plan), *found_here, *_not_measured(plan))
+    return (*_fits(plan, found), *_rounds(plan), *found_here, *_not_measured(plan))
 
 
-def _within(plan: Plan) -> Iterator[Verdict]:
-    """How often a branch or a loop's body runs is not known before, and the report has values of neither."""
-    found = [value for value in report_of(plan).values if value.op in ("cond", "while_loop", "scan")]
-    if found:
-        names = ", ".join(dict.fromkeys(value.op for value in found))
+def _rounds(plan: Plan) -> Iterator[Verdict]:
+    """How often a while_loop goes round is not known before."""
+    if any(instruction.op == "while_loop" for each in _with_functions(plan) for instruction in each.instructions):
+        found = next(value for value in report_of(plan).values if value.op in ("cond", "while_loop", "scan"))
         yield Verdict(
             "note",
-            f"what runs within {names} is in no number here but the memory: time, operations and bytes are those "
-            "around it",
+            "a while_loop is in these numbers with one round, for nothing says how many there are",
             "measure it: monarchc profile",
-            found[0].name,
+            found.name,
         )
+
+
+def _with_functions(plan: Plan) -> Iterator[Plan]:
+    yield plan
+    for function in plan.functions.values():
+        yield from _with_functions(function)
 
 
 def _not_measured(plan: Plan) -> Iterator[Verdict]:

@@ -6,10 +6,10 @@ from typing import Any, NoReturn, Protocol
 
 from monarch.compiler.layout import MeshSpec
 from monarch.compiler.plan.checks import short
-from monarch.compiler.plan.report import PHASES, Alternative, Decision, Report, Value
+from monarch.compiler.plan.report import PHASES, Alternative, Collectives, Decision, Report, Value
 
 _KEYS = ("strings", "types", "alternatives", "decisions", "values", "lines")
-_VALUE_FIELDS, _DECISION_FIELDS = 20, 7
+_VALUE_FIELDS, _DECISION_FIELDS, _COLLECTIVES_FIELDS = 21, 7, 6
 
 
 class TypeChecks(Protocol):
@@ -88,7 +88,7 @@ class _ReportDecoder:
         decoder = self.decoder
         (
             name, op, call, reads, types, instruction, source, module, phase, traced, why, decisions, mesh_dims, sent,
-            flops, moved, allocates, frees, seconds, kernel,
+            flops, moved, allocates, frees, seconds, kernel, within,
         ) = decoder.items(row, "a value of the report", _VALUE_FIELDS)  # fmt: skip
         if type(instruction) is not int or not -1 <= instruction < self.instructions:
             decoder.fail(f"a value of the report is made by instruction {short(instruction)}")
@@ -130,6 +130,19 @@ class _ReportDecoder:
             frees=decoder.integer(frees, "the bytes freed"),
             seconds=self.number(seconds, "the seconds of a value", 0.0),
             kernel=kernel,
+            within=tuple([self.collectives(each) for each in decoder.items(within, "the collectives within a value")]),
+        )
+
+    def collectives(self, row: Any) -> Collectives:
+        decoder = self.decoder
+        op, dims, count, tensors, sent, seconds = decoder.items(row, "collectives within a value", _COLLECTIVES_FIELDS)
+        return Collectives(
+            self.string(op),
+            tuple([self.mesh_dim(each) for each in decoder.items(dims, "mesh dims")]),
+            decoder.integer(count, "the number of collectives"),
+            decoder.integer(tensors, "the tensors of collectives"),
+            decoder.integer(sent, "the bytes sent"),
+            self.number(seconds, "the seconds of collectives", 0.0),
         )
 
     def index(self, value: Any, length: int, what: str) -> int:

@@ -66,6 +66,17 @@ def encode_report(report: Report) -> dict[str, Any]:
             value.frees,
             value.seconds,
             value.kernel,
+            [
+                [
+                    strings.number(each.op),
+                    [strings.number(name) for name in each.mesh_dims],
+                    each.count,
+                    each.tensors,
+                    each.sent,
+                    each.seconds,
+                ]
+                for each in value.within
+            ],
         ]
         for value in report.values
     ]

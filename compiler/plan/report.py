@@ -61,6 +61,19 @@ class Decision:
 
 
 @dataclass(frozen=True)
+class Collectives:
+    """Collectives of one kind that a value runs in a step: `count` of them, of so many `tensors`; together, the bytes
+    that a worker puts in (for all_gather: gets out) and the estimated seconds."""
+
+    op: str
+    mesh_dims: tuple[str, ...]
+    count: int
+    tensors: int
+    sent: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Value:
     """An input or an op.
 
@@ -79,13 +92,17 @@ class Value:
     `why`          for a collective, and what else the compiler added: why it is there
     `decisions`    one for each mesh dim, in nesting order; () for what the compiler added
     `mesh_dims`    for a collective, the mesh dims that it runs over
-    `sent`         for a collective, the bytes that a worker puts in (for all_gather: gets out)
+    `sent`         the bytes that a worker puts into collectives (for all_gather: gets out)
     `flops`        floating-point operations of a worker
     `moved`        bytes that a worker reads and writes in its own memory
     `allocates`    bytes of memory that a worker takes for the results; 0 for views and in-place updates
     `frees`        bytes of memory that a worker gives back behind it
     `seconds`      the estimate for the plan's target
     `kernel`       the value whose generated kernel computes this one, by number; -1 where none does
+    `within`       of a cond, while_loop or scan, the collectives that its branch or its rounds run
+
+    Operations, bytes and seconds of a cond are those of its dearer branch, of a scan those of all its rounds, and of a
+    while_loop those of one round, for nothing says how many there are.
 
     What a kernel keeps to itself stands right before it, with the kernel's instruction. What it gives to others stands
     behind it: `op` is the op that it was, and `call` takes it out of the kernel's results. Operations, bytes and
@@ -112,6 +129,24 @@ class Value:
     frees: int = 0
     seconds: float = 0.0
     kernel: int = -1
+    within: tuple[Collectives, ...] = ()
+
+    @property
+    def collectives(self) -> tuple[Collectives, ...]:
+        """What it runs of collectives: itself, where it is one, or what is within it."""
+        if not self.mesh_dims:
+            return self.within
+        return (Collectives(self.op, self.mesh_dims, 1, len(self.types), self.sent, self.seconds),)
+
+    @property
+    def communicating(self) -> float:
+        """Its estimated seconds of collectives."""
+        return self.seconds if self.mesh_dims else sum(each.seconds for each in self.within)
+
+    @property
+    def computing(self) -> float:
+        """Its estimated seconds without those of collectives."""
+        return max(0.0, self.seconds - self.communicating)
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Buffers:
             self.takes.append(memory.takes[number])
             self.gives.append(memory.gives[number] + before)
             before = 0
-        self.seconds = [node_work(graph, node, cluster, self.takes[at])[2] for at, node in enumerate(self.calls)]
+        self.seconds = [node_work(graph, node, cluster, self.takes[at]).seconds for at, node in enumerate(self.calls)]
         self.of: dict[fx.Node, Buffer | None] = dict.fromkeys(graph.placeholders)
         self.elements: dict[fx.Node, list[Buffer | None]] = {}
         self.viewed: dict[fx.Node, fx.Node] = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from monarch.compiler.cost.cluster import cluster_of
 from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
 from monarch.compiler.plan.arena import ALIGN
@@ -36,7 +37,7 @@ def template_of(schedule: Schedule, options: CompileOptions, scope: Scope) -> Te
 def written(schedule: Schedule, options: CompileOptions) -> tuple[Plan, list[Span]]:
     """A plan without its hash, and what lies in the arena, in the order of the instructions' regions."""
     graph = schedule.graph
-    costs = graph_costs(graph)
+    costs = graph_costs(graph, cluster_of(options.target).shared(graph.mesh.workers))
     instructions, arena, spans = schedule.instructions, 0, []
     functions = {name: plan_of(Schedule(region), options) for name, region in graph.regions.items()}
     if options.target == "cpu":

@@ -58,7 +58,8 @@ def show(out: Console, plan: Plan, by: str, sort: str = "time") -> None:
         if row.get("code"):
             cells.append((plain(f"  {row['code']}", "dim"),))
         cells += _within(row, sort)
-        for kind, kept in sorted(row["collectives"].items(), key=lambda item: -item[1]["bytes"]) if by != "op" else ():
+        kinds = sorted(row["collectives"].items(), key=lambda item: -item[1]["bytes"])
+        for kind, kept in kinds if by != "op" else ():
             sent = size(kept["bytes"]), duration(kept["seconds"])
             cells.append((plain(f"  {kept['count']:,} × {kind}", "cyan"), "", "", "", *sent, "", ""))
     table(out, [f"~{by}", ">ops", ">flops", ">compute", ">sends", ">collectives", ">at the peak", ">share"], cells)

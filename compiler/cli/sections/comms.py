@@ -7,24 +7,25 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.screen import count, duration, heading, line, plain, size, table
-from monarch.compiler.inspect.values import collectives_of, source_of, types_text, where
+from monarch.compiler.inspect.values import report_of, source_of, types_text, where
 from monarch.compiler.plan import Plan
 
 
 def data(plan: Plan) -> list[dict[str, Any]]:
     """Each collective with what a worker puts in (for all_gather: gets out), and why it is there; most bytes first."""
     found = []
-    for value in collectives_of(plan):
+    for value, each in [(one, each) for one in report_of(plan).values for each in one.collectives]:
         source = source_of(plan, value)
         found.append(
             {
                 "value": value.name,
-                "op": value.op,
-                "mesh_dims": list(value.mesh_dims),
-                "tensors": len(value.types),
+                "op": each.op,
+                "mesh_dims": list(each.mesh_dims),
+                "count": each.count,
+                "tensors": each.tensors,
                 "types": types_text(value),
-                "bytes": value.sent,
-                "seconds": value.seconds,
+                "bytes": each.sent,
+                "seconds": each.seconds,
                 "phase": value.phase,
                 "module": value.module,
                 "where": where(plan, value),
@@ -43,10 +44,16 @@ def show(out: Console, plan: Plan) -> None:
         line(out, "  none: no worker needs anything of another.")
         return
     total = sum(row["bytes"] for row in rows)
-    heading(out, "collectives", f"{count(len(rows), 'collective')}, {size(total)} a worker", first=True)
+    heading(
+        out,
+        "collectives",
+        f"{count(sum(row['count'] for row in rows), 'collective')}, {size(total)} a worker",
+        first=True,
+    )
     cells: list[tuple[object, ...]] = []
     for row in rows:
-        over = f"{row['op']} over {','.join(row['mesh_dims'])}"
+        times = "" if row["count"] == 1 else f"{row['count']:,} × "
+        over = f"{times}{row['op']} over {','.join(row['mesh_dims'])}"
         numbers = (size(row["bytes"]), duration(row["seconds"]), row["tensors"], row["phase"])
         cells.append((*numbers, f"{over}, {row['where']}" if row["where"] else over))
         place = plain(f"{row['module']}: " if row["module"] else "")

@@ -95,7 +95,7 @@ def _phases(plan: Plan) -> dict[str, dict[str, float]]:
         if values := [value for value in computed(plan) if value.phase == phase]:
             found[phase] = {
                 "ops": len(values) - len(further_results(plan, values)),
-                "collectives": sum(1 for value in values if value.mesh_dims),
+                "collectives": sum(each.count for value in values for each in value.collectives),
                 "flops": sum(value.flops for value in values),
                 "sent": sum(value.sent for value in values),
                 "seconds": sum(value.seconds for value in values),

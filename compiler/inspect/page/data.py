@@ -71,6 +71,10 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "why": [texts(value.why) for value in values],
         "decisions": [[decisions(decision) for decision in value.decisions] for value in values],
         "dims": [[dims[name] for name in value.mesh_dims] for value in values],
+        "within": [
+            [[texts(e.op), [dims[name] for name in e.mesh_dims], e.count, e.sent, e.seconds] for e in value.within]
+            for value in values
+        ],
         "sent": [value.sent for value in values],
         "flops": [value.flops for value in values],
         "moved": [value.moved for value in values],

@@ -117,7 +117,7 @@ EDITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a type that cannot lie on the mesh": (edit("types", 0, 1, [8]), "the layout of a value of the report has 2 dims"),
     "a short row": (
         lambda: {**report(), "values": [[0], *report()["values"][1:]]},
-        "a value of the report is a list of 1, not a list of 20",
+        "a value of the report is a list of 1, not a list of 21",
     ),
     "a report that is a list": (list, "the report is a list of 0, not an object with the keys strings, types"),
     "a key too many": (

@@ -3,7 +3,7 @@
 import { h, replace } from "./dom";
 import { bytes, count, seconds } from "./format";
 import { hue } from "./layouts";
-import { PHASES } from "./model";
+import { type Collectives, PHASES } from "./model";
 import type { Page, Shown } from "./page";
 import { lineOf } from "./search";
 import { type Column, Table } from "./table";
@@ -11,27 +11,26 @@ import { type Column, Table } from "./table";
 export class CollectivesView implements Shown {
   readonly element = h("div", { class: "view collectives" });
   private readonly totals = h("div", { class: "totals" });
-  private readonly table: Table<number>;
+  private readonly table: Table<Collectives>;
   private dim = -2;
 
   constructor(private readonly page: Page) {
     const { model, measured, store } = page;
-    const values = model.data.values;
-    const columns: Column<number>[] = [
-      { name: "name", width: "minmax(8rem, 2fr)", cell: (at) => `%${model.name(at)}`, by: (at) => model.name(at) },
-      { name: "op", width: "minmax(5.4rem, 0.8fr)", cell: (at) => model.op(at), by: (at) => model.op(at) },
-      { name: "over", width: "minmax(3.8rem, 0.5fr)", cell: (at) => model.dimNames(at), by: (at) => model.dimNames(at) },
-      { name: "sent", width: "4.8rem", cell: (at) => bytes(values.sent[at]!), by: (at) => values.sent[at]!, number: true, title: "Bytes that a worker puts in; for all_gather what it gets out" },
-      { name: "estimated", width: "5.6rem", cell: (at) => seconds(values.seconds[at]!), by: (at) => values.seconds[at]!, number: true },
+    const columns: Column<Collectives>[] = [
+      { name: "name", width: "minmax(8rem, 2fr)", cell: ({ at }) => `%${model.name(at)}`, by: ({ at }) => model.name(at) },
+      { name: "op", width: "minmax(5.4rem, 0.8fr)", cell: (each) => (each.count > 1 ? `${each.count.toLocaleString("en-US")} × ${each.op}` : each.op), by: (each) => each.op },
+      { name: "over", width: "minmax(3.8rem, 0.5fr)", cell: (each) => model.dimsText(each.dims), by: (each) => model.dimsText(each.dims) },
+      { name: "sent", width: "4.8rem", cell: (each) => bytes(each.sent), by: (each) => each.sent, number: true, title: "Bytes that a worker puts in; for all_gather what it gets out" },
+      { name: "estimated", width: "5.6rem", cell: (each) => seconds(each.seconds), by: (each) => each.seconds, number: true },
     ];
-    if (measured) columns.push({ name: "measured", width: "5.6rem", cell: (at) => (Number.isNaN(measured.seconds[at]!) ? "" : seconds(measured.seconds[at]!)), by: (at) => measured.seconds[at] || 0, number: true, title: "Median over steps and workers, waiting for peers included" });
+    if (measured) columns.push({ name: "measured", width: "5.6rem", cell: ({ at }) => (Number.isNaN(measured.seconds[at]!) ? "" : seconds(measured.seconds[at]!)), by: ({ at }) => measured.seconds[at] || 0, number: true, title: "Median over steps and workers, waiting for peers included" });
     columns.push(
-      { name: "phase", width: "4.8rem", cell: (at) => PHASES[model.phase(at)] ?? "", by: (at) => model.phase(at) },
-      { name: "module", width: "minmax(5rem, 1fr)", cell: (at) => model.module(at), by: (at) => model.module(at) },
-      { name: "line", width: "5.6rem", cell: (at) => lineOf(model, at), by: (at) => lineOf(model, at) },
-      { name: "why", width: "minmax(5rem, 2fr)", cell: (at) => model.why(at) },
+      { name: "phase", width: "4.8rem", cell: ({ at }) => PHASES[model.phase(at)] ?? "", by: ({ at }) => model.phase(at) },
+      { name: "module", width: "minmax(5rem, 1fr)", cell: ({ at }) => model.module(at), by: ({ at }) => model.module(at) },
+      { name: "line", width: "5.6rem", cell: ({ at }) => lineOf(model, at), by: ({ at }) => lineOf(model, at) },
+      { name: "why", width: "minmax(5rem, 2fr)", cell: ({ at }) => model.why(at) },
     );
-    this.table = new Table("Collectives", columns, (at) => store.select(at), { sort: "sent", picked: (at) => store.state.value === at, empty: "Nothing moves between workers." });
+    this.table = new Table("Collectives", columns, ({ at }) => store.select(at), { sort: "sent", picked: ({ at }) => store.state.value === at, empty: "Nothing moves between workers." });
     this.element.append(this.totals, this.table.element);
   }
 
@@ -41,7 +40,7 @@ export class CollectivesView implements Shown {
     if (dim !== this.dim) {
       this.dim = dim;
       this.showTotals();
-      this.table.show(dim < 0 ? model.collectives : model.collectives.filter((at) => model.data.values.dims[at]!.includes(dim)));
+      this.table.show(dim < 0 ? model.collectives : model.collectives.filter(({ dims }) => dims.includes(dim)));
     } else this.table.redraw();
   }
 
@@ -61,8 +60,12 @@ export class CollectivesView implements Shown {
 
   private over(dim: number): { many: number; sent: number; took: number } {
     const { model } = this.page;
-    const found = model.collectives.filter((at) => model.data.values.dims[at]!.includes(dim));
-    return { many: found.length, sent: model.sum("sent", found), took: model.sum("seconds", found) };
+    const found = model.collectives.filter(({ dims }) => dims.includes(dim));
+    return {
+      many: found.reduce((sum, each) => sum + each.count, 0),
+      sent: found.reduce((sum, each) => sum + each.sent, 0),
+      took: found.reduce((sum, each) => sum + each.seconds, 0),
+    };
   }
 
   focus(): void {

@@ -13,6 +13,8 @@ export interface Columns {
   why: number[];
   decisions: number[][];
   dims: number[][];
+  /** the collectives of a loop's rounds or of a branch: op, mesh dims, how many, bytes sent, seconds */
+  within: [number, number[], number, number, number][][];
   sent: number[];
   flops: number[];
   moved: number[];

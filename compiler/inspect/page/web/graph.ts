@@ -232,7 +232,7 @@ export class GraphView {
     if (item instanceof Group ? item.key === group : item === value) names.push("selected");
     const members = item instanceof Group ? item.members : [item];
     const off =
-      (dim >= 0 && !members.some((at) => this.model.data.values.dims[at]!.includes(dim))) ||
+      (dim >= 0 && !members.some((at) => this.model.collectivesOf(at).some(({ dims }) => dims.includes(dim)))) ||
       (layout && !members.some((at) => kindOf(this.model, this.model.type(at)).key === layout));
     if (off) names.push("faded");
     return names.join(" ");

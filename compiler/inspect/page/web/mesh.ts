@@ -31,8 +31,8 @@ export class MeshStrip {
 
   private dim(name: string, size: number, dim: number): HTMLElement {
     const { model, store } = this.page;
-    const over = model.collectives.filter((at) => model.data.values.dims[at]!.includes(dim));
-    const text = over.length ? `${bytes(model.sum("sent", over))} in ${count(over.length, "collective")}` : "nothing moves";
+    const over = model.collectives.filter(({ dims }) => dims.includes(dim));
+    const text = over.length ? `${bytes(over.reduce((sum, each) => sum + each.sent, 0))} in ${count(over.reduce((sum, each) => sum + each.count, 0), "collective")}` : "nothing moves";
     const isOn = store.state.dim === dim;
     const mark = h("span", { class: "dot", "aria-hidden": "true" });
     mark.style.background = hue(dim);

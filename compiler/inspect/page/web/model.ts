@@ -44,6 +44,16 @@ export class TensorType {
   }
 }
 
+/** Collectives of one kind that a value runs in a step, all of them together. */
+export interface Collectives {
+  at: number;
+  op: string;
+  dims: number[];
+  count: number;
+  sent: number;
+  seconds: number;
+}
+
 export class Model {
   readonly size: number;
   readonly types: TensorType[];
@@ -55,7 +65,7 @@ export class Model {
   readonly peak: number;
   /** the last of the inputs and state: what is held before the first op */
   readonly start: number;
-  readonly collectives: number[];
+  readonly collectives: Collectives[];
   /** the loops and the source of generated kernels, by value */
   readonly kernels: Map<number, { loops: string; source: string }>;
 
@@ -84,7 +94,7 @@ export class Model {
       if (held > (this.held[peak] ?? 0)) peak = at;
       this.held[at] = held;
       held -= values.frees[at]!;
-      if (values.dims[at]!.length) this.collectives.push(at);
+      this.collectives.push(...this.collectivesOf(at));
     }
     this.peak = peak;
     // What comes from outside the step is there from its beginning.
@@ -145,6 +155,19 @@ export class Model {
   isOp(at: number): boolean {
     return !this.isInput(at) && this.op(at) !== "getitem" && !this.kernels.has(at) && !this.data.values.again[at];
   }
+  /** The collectives that a value runs: itself, where it is one, or those within it. */
+  collectivesOf(at: number): Collectives[] {
+    const values = this.data.values;
+    const dims = values.dims[at]!;
+    if (dims.length) return [{ at, op: this.op(at), dims, count: 1, sent: values.sent[at]!, seconds: values.seconds[at]! }];
+    return values.within[at]!.map(([op, over, many, sent, seconds]) => ({ at, op: this.text(op), dims: over, count: many, sent, seconds }));
+  }
+  /** How many collectives values run. */
+  runs(numbers: Iterable<number>): number {
+    let many = 0;
+    for (const at of numbers) for (const each of this.collectivesOf(at)) many += each.count;
+    return many;
+  }
   isCollective(at: number): boolean {
     return this.data.values.dims[at]!.length > 0;
   }
@@ -169,7 +192,10 @@ export class Model {
     return this.data.mesh[dim]?.[0] ?? "?";
   }
   dimNames(at: number): string {
-    return this.data.values.dims[at]!.map((dim) => this.dimName(dim)).join(", ");
+    return this.dimsText(this.data.values.dims[at]!);
+  }
+  dimsText(dims: number[]): string {
+    return dims.map((dim) => this.dimName(dim)).join(", ");
   }
   get workers(): number {
     return this.data.mesh.reduce((product, [, size]) => product * size, 1);

@@ -99,6 +99,7 @@ export class Panel {
     const output = this.model.data.outputs.find(([value]) => value === at);
     const facts: [string, Child][] = [];
     if (values.sent[at]) facts.push(["sent by a worker", bytes(values.sent[at]!)]);
+    for (const each of values.within[at]!.length ? this.model.collectivesOf(at) : []) facts.push([`${count(each.count, each.op)} over ${this.model.dimsText(each.dims)}`, `${bytes(each.sent)}, ${seconds(each.seconds)}`]);
     if (values.flops[at]) facts.push(["computes", flops(values.flops[at]!)]);
     if (values.moved[at]) facts.push(["reads and writes", bytes(values.moved[at]!)]);
     facts.push(["takes", values.allocates[at] ? bytes(values.allocates[at]!) : "no memory of its own"]);
@@ -224,13 +225,13 @@ export class Panel {
 
   private group(group: Group): Child[] {
     const { model } = this;
-    const collectives = group.members.filter((at) => model.isCollective(at)).sort((a, b) => model.data.values.sent[b]! - model.data.values.sent[a]!);
+    const collectives = group.members.filter((at) => model.collectivesOf(at).length).sort((a, b) => model.data.values.sent[b]! - model.data.values.sent[a]!);
     const heavy = group.members.filter((at) => model.data.values.seconds[at]! > 0).sort((a, b) => model.data.values.seconds[b]! - model.data.values.seconds[a]!).slice(0, 8);
     return [
       h("header", {}, h("h2", {}, group.label), h("p", { class: "call" }, this.page.tree.path(group)), h("p", { class: "chips" }, h("span", { class: `chip ${PHASES[group.phase]}` }, PHASES[group.phase] ?? ""))),
       section("Costs", definitions(this.totals(group.members))),
       section("How its values lie", this.layoutShares(group.members)),
-      collectives.length ? section(`Collectives (${collectives.length})`, this.costList(collectives.slice(0, LISTED), "sent")) : null,
+      collectives.length ? section(`Collectives (${model.runs(collectives).toLocaleString("en-US")})`, this.costList(collectives.slice(0, LISTED), "sent")) : null,
       heavy.length ? section("Most time, as estimated", this.costList(heavy, "seconds")) : null,
     ];
   }
@@ -241,7 +242,7 @@ export class Panel {
       const value = this.model.data.values[column][at]!;
       const bar = h("span", { class: "bar", "aria-hidden": "true" });
       bar.style.width = `${(100 * value) / most}%`;
-      return h("li", {}, this.link(at), h("span", { class: "muted" }, column === "sent" ? this.model.dimNames(at) : this.model.op(at)), h("span", { class: "number" }, column === "sent" ? bytes(value) : seconds(value)), bar);
+      return h("li", {}, this.link(at), h("span", { class: "muted" }, column === "sent" ? [...new Set(this.model.collectivesOf(at).map(({ dims }) => this.model.dimsText(dims)))].join("; ") : this.model.op(at)), h("span", { class: "number" }, column === "sent" ? bytes(value) : seconds(value)), bar);
     });
     return h("ul", { class: "cost-list" }, ...rows);
   }
@@ -250,7 +251,7 @@ export class Panel {
     const { model } = this;
     const ops = members.filter((at) => model.isOp(at)).length;
     const inputs = members.filter((at) => model.isInput(at)).length;
-    const collectives = members.filter((at) => model.isCollective(at)).length;
+    const collectives = model.runs(members);
     const measured = this.page.measured;
     const facts: [string, Child][] = [
       ["values", [ops && count(ops, "op"), inputs && count(inputs, "input")].filter(Boolean).join(", ")],
@@ -266,11 +267,11 @@ export class Panel {
   private plan(): Child[] {
     const { model } = this;
     const byDim = new Map<string, { many: number; sent: number }>();
-    for (const at of model.collectives) {
-      const entry = byDim.get(model.dimNames(at)) ?? { many: 0, sent: 0 };
-      byDim.set(model.dimNames(at), { many: entry.many + 1, sent: entry.sent + model.data.values.sent[at]! });
+    for (const { dims, count: many, sent } of model.collectives) {
+      const entry = byDim.get(model.dimsText(dims)) ?? { many: 0, sent: 0 };
+      byDim.set(model.dimsText(dims), { many: entry.many + many, sent: entry.sent + sent });
     }
-    const heavy = [...model.collectives].sort((a, b) => model.data.values.sent[b]! - model.data.values.sent[a]!).slice(0, 6);
+    const heavy = [...model.all()].filter((at) => model.collectivesOf(at).length).sort((a, b) => model.data.values.sent[b]! - model.data.values.sent[a]!).slice(0, 6);
     const slow = [...model.all()].filter((at) => !model.isCollective(at) && model.data.values.seconds[at]! > 0).sort((a, b) => model.data.values.seconds[b]! - model.data.values.seconds[a]!).slice(0, 6);
     const passes = Object.entries(model.data.passes);
     return [

@@ -76,7 +76,7 @@ export class SourceView implements Shown {
       if (!line) found.set(key, (line = { file: source.file, line: source.line, text: source.text, values: [], collectives: 0, sent: 0, flops: 0, seconds: 0, measured: 0 }));
       const values = model.data.values;
       line.values.push(at);
-      line.collectives += model.isCollective(at) ? 1 : 0;
+      line.collectives += model.runs([at]);
       line.sent += values.sent[at]!;
       line.flops += values.flops[at]!;
       line.seconds += values.seconds[at]!;

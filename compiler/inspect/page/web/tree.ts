@@ -201,7 +201,7 @@ export class Tree {
   }
 
   describe(group: Group): string {
-    const collectives = group.members.filter((at) => this.model.isCollective(at)).length;
+    const collectives = this.model.runs(group.members);
     const ops = group.members.filter((at) => this.model.isOp(at)).length;
     if (group.at >= 0) return `×${group.times}: ${this.describe(group.children[group.at] as Group)} each`;
     return [ops ? count(ops, "op") : count(group.members.length, "input"), collectives ? count(collectives, "collective") : ""]
