@@ -23,7 +23,9 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 
 from monarch.compiler.errors import Source
-from monarch.language.programs.kinds import is_users_own_module
+from monarch.language.programs.classify import kind_of
+from monarch.language.programs.held import MISSING
+from monarch.language.programs.kinds import Tensor, is_users_own_module
 from monarch.language.programs.library import Library
 from monarch.language.programs.settings import SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
@@ -76,6 +78,7 @@ _SYMBOL = re.compile(r"Sym(Int|Float|Bool|Node)|Scalar|symbolic_shapes")
 _FORMATS = frozenset(("format", "format_map"))
 _SHOWS = frozenset(("repr", "str", "format"))
 _COMPARES = frozenset(("count", "index", "remove"))
+_IDENTIFIES = frozenset(("id", "is_", "is_not"))
 _OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME".split())
 
 _LIBRARIES = frozenset(
@@ -98,6 +101,8 @@ class _Code:
     """Whether it may make text of objects, which for namespaces is C code."""
     compares: bool
     """Whether it may ask whether objects are equal."""
+    identifies: tuple[tuple[str, ...], ...]
+    """With what it compares objects by `is`: the names of a global and its attributes, or () for another expression."""
     users: bool
     imports: tuple[tuple[str, int, tuple[str, ...]], ...]
     """What it imports: module, level and names."""
@@ -122,6 +127,7 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
         texts += tuple(name for text in texts for found in _FIELDS.findall(text) for name in re.findall(r"\w+", found))
     loaded: tuple[str, ...] = ()
     computes = shows = compares = False
+    identifies: tuple[tuple[str, ...], ...] = ()
     types: dict[int, str] = {}
     imports: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
     if users:
@@ -136,9 +142,10 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
             or (step.opname == "COMPARE_OP" and any(each in str(step.argval) for each in ("==", "!=")))
             for step in steps
         )
+        identifies = tuple(_identified(code, steps))
     elif str(names.get("__name__")).partition(".")[0] in _OF_ANY_OBJECT:
         computes = code.co_name in _ANY_NAME or not _ANY_NAME.isdisjoint(code.co_names)
-    found = _Code(code.co_names, loaded, texts, computes, shows, compares, users, imports, types)
+    found = _Code(code.co_names, loaded, texts, computes, shows, compares, identifies, users, imports, types)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
 
@@ -148,6 +155,20 @@ def _imports(steps: list[dis.Instruction]) -> Iterator[tuple[str, int, tuple[str
         if step.opname == "IMPORT_NAME":
             level, names = (each.argval for each in steps[at - 2 : at])
             yield step.argval, level, names or ()
+
+
+def _identified(code: CodeType, steps: list[dis.Instruction]) -> Iterator[tuple[str, ...]]:
+    """The second operands of `is`, but constants, as `_Code.identifies` has them; `id` and `operator.is_` ask too."""
+    if not _IDENTIFIES.isdisjoint(code.co_names):
+        yield ()
+    for at, step in enumerate(steps):
+        if step.opname != "IS_OP" or steps[at - 1].opname == "LOAD_CONST":
+            continue
+        start = at - 1
+        while steps[start].opname == "LOAD_ATTR":
+            start -= 1
+        is_global = steps[start].opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        yield tuple(str(each.argval) for each in steps[start:at]) if is_global else ()
 
 
 def _asked_types(steps: list[dis.Instruction]) -> dict[int, str]:
@@ -242,6 +263,10 @@ class Entered:
         self.met: dict[int, dict[str, Any]] = {}
         self.attributes: set[str] = set()
         self.computes = self.shows = self.compares = False
+        self.identifies = False
+        """Whether the program may have asked which tuple, partial, bound method or tensor a place has."""
+        self.asks_which = False
+        """Whether it may have asked which object an argument is."""
         self.unknown: tuple[str, Source | None] | None = None
         self.library = Library()
         self.seeded: Source | None = None
@@ -334,6 +359,8 @@ class Entered:
         self.computes = self.computes or known.computes
         self.shows = self.shows or known.shows
         self.compares = self.compares or known.compares
+        self.asks_which = self.asks_which or bool(known.identifies)
+        self.identifies = self.identifies or any(_may_be_tuple(frame, names) for names in known.identifies)
         self.library.names(known.names)
         self.snapshot.enter((*known.names, *filter(str.isidentifier, known.texts)))
         self.snapshot.names(frame.f_globals, known.globals, known.names)
@@ -441,6 +468,15 @@ class Entered:
     def made_by(self, code: CodeType) -> bool:
         """Whether code that was entered makes functions of this code."""
         return any(code in outer.co_consts for outer in self.codes)
+
+
+def _may_be_tuple(frame: FrameType, names: tuple[str, ...]) -> bool:
+    """Whether what code names may be a tensor, or compared by its parts, as tuples are: no class or function is."""
+    value = frame.f_globals.get(names[0], frame.f_builtins.get(names[0], MISSING)) if names else MISSING
+    for name in names[1:]:
+        value = vars(value).get(name, MISSING) if isinstance(value, ModuleType) else MISSING
+    kind = kind_of(value)
+    return value is MISSING or not (kind is None or isinstance(kind, str) or (kind.by_identity and kind is not Tensor))
 
 
 def _finds_names(frame: FrameType) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.errors import Source
+from monarch.compiler.errors import ProgramError, Source
 from monarch.language.programs.checks import Found, compile_check
 from monarch.language.programs.classify import OPAQUE, kind_of
 from monarch.language.programs.containers import HAS_CLASS
@@ -29,6 +29,7 @@ from monarch.language.programs.kinds import CLASS_MACHINERY, TOLD, Class, Functi
 from monarch.language.programs.nodes import MODULE, Aliases, Key, Live, Node, Path, Spot
 from monarch.language.programs.settings import Set
 from monarch.language.programs.snapshot import Snapshot
+from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 _CHANGEABLE = (list, dict, set, collections.deque)
@@ -117,6 +118,10 @@ class Guards:
         self._used: set[Spot] = set()
         self.states: list[Spot] = []
         """The places of the tensors that the graph reads."""
+        self._which: list[Any] | None = None
+        """Where arguments stand in Python too, if code may have asked which objects they are."""
+        self._by_parts = False
+        """Whether some of them are compared by their parts, as tuples are."""
         self._free = free
         self._moving = moving
         if snapshot.full:
@@ -145,7 +150,7 @@ class Guards:
         self.node_of: dict[int, int] = {}
         self.spot_of: dict[int, Spot] = {}
         self._places: dict[int, list[Spot]] = {}
-        self._watched: dict[int, weakref.ref[Any]] = {}
+        self._watched: dict[int, weakref.ref[Any] | None] = {}
         self._codes: set[int] = set()
         self._aliases = Aliases()
         self._namespaces = sum(isinstance(held.holder, SimpleNamespace) for held in self._snapshot.held.values())
@@ -273,7 +278,8 @@ class Guards:
             self._watch(node, value)
         else:
             node.special[position] = _same_type(type(value))
-            if isinstance(value, _CHANGEABLE) and not (node.kind is Attributes and key in MODULE):
+            identified = self.entered.identifies and not (type(value) is tuple and not value)  # there is one ()
+            if (isinstance(value, _CHANGEABLE) or identified) and not (node.kind is Attributes and key in MODULE):
                 if first is spot:
                     self._aliases.apart.append(spot)
                 else:
@@ -291,6 +297,7 @@ class Guards:
         try:
             self._watched[id(value)] = weakref.ref(value, self._die)
         except TypeError:
+            self._watched[id(value)] = None
             node.kept.append(value)
 
     def _die(self, gone: Any) -> None:
@@ -304,6 +311,28 @@ class Guards:
                     f"{code.co_name}() was called, and where it comes from is unknown",
                     Source(code.co_filename, code.co_firstlineno),
                 )
+
+    def tell_arguments(self, leaves: list[Any]) -> None:
+        """Expect the arguments where they are now, if the program may have asked which objects they are. Raises
+        ProgramError for a tensor that the program reaches by another way too: in a trace they are two."""
+        if not self.entered.asks_which:
+            return
+        places = {self.nodes[number].ids[at]: (number, at) for number, at in self._aliases.apart}
+        self._which = self._places_of(leaves, places)
+        for number, (leaf, place) in enumerate(zip(leaves, self._which, strict=True)):
+            kind = kind_of(leaf)
+            self._by_parts = self._by_parts or not (kind is None or isinstance(kind, str) or kind.by_identity)
+            if place and isinstance(leaf, torch.Tensor) and self.entered.identifies:
+                raise ProgramError(
+                    f"argument {number} of the program is a tensor that it reads from Python too, and it asks by 'is' "
+                    "or 'id' which tensor it has",
+                    hint="pass a copy, x.clone(), or have the program read it from Python alone.",
+                    source=user_source(),
+                )
+
+    def _places_of(self, arguments: list[Any], places: dict[int, Spot]) -> list[Any]:
+        watched = self._watched
+        return [id(each) if id(each) in watched else places.get(id(each)) for each in arguments]
 
     def entry(self, holder: Any, key: str) -> Spot | None:
         """Where an entry of a dict is, if the dict is looked into."""
@@ -326,6 +355,8 @@ class Guards:
         """The values at the places in use, and the states; None where one guard does not hold."""
         if self.dead or not self._library.holds():
             return None
+        if self._which is not None and not self._by_parts and self._places_of(arguments, {}) != self._which:
+            return None
         if self._fast is not None:
             found = self._fast(arguments)
             if found is not None:
@@ -339,6 +370,10 @@ class Guards:
                 live[number, position] = value
         if not self._aliases.hold(live):
             return None
+        if self._by_parts:  # which is rare, and checked here alone
+            places = {id(live[spot]): spot for spot in self._aliases.apart}
+            same = self._places_of(arguments, places) == self._which
+            return (live, [live[spot] for spot in self.states]) if same else None
         self._checked += 1
         if self._checked == _OFTEN:
             self._fast = compile_check(self.nodes, self._used, self.states, self._aliases)

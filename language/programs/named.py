@@ -12,7 +12,7 @@ from monarch.compiler.errors import PerformanceWarning, ProgramError
 from monarch.compiler.loading import load
 from monarch.compiler.symbols import LEAST, Scope, Size, has_names, is_named, poly_of
 from monarch.compiler.types import DTYPE_NAMES, TensorType
-from monarch.language.programs.signature import add_plain, modes, type_of
+from monarch.language.programs.signature import add_plain, modes, repeats_of, type_of
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -47,7 +47,12 @@ def family_of(
 ) -> Any:
     """A key that is equal for calls that differ in the values of named sizes alone."""
     name_of = {id(value): name for name, value in named}
-    key: list[Any] = [*modes(), spec, *((name, value) for name, value in values.items() if value < LEAST)]
+    key: list[Any] = [
+        *modes(),
+        spec,
+        repeats_of(leaves),
+        *((name, value) for name, value in values.items() if value < LEAST),
+    ]
     for leaf in leaves:
         name = name_of.get(id(leaf))
         if isinstance(leaf, torch.Tensor):

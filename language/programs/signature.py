@@ -38,7 +38,8 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
         nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
         if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
             leaves, spec = pytree.tree_flatten((args, kwargs))
-    key: list[Any] = [modes(), spec]
+    repeats = repeats_of(leaves)
+    key: list[Any] = [modes(), spec, repeats]
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor):
             ref = leaf._ref
@@ -55,7 +56,19 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
             key += (leaf.dtype, leaf.shape, leaf.requires_grad)
         else:
             add_plain(key, leaf)
+    for number, first in repeats:  # a copy of a view is one too
+        leaves[number] = leaves[first]
     return tuple(key), leaves, spec
+
+
+def repeats_of(leaves: list[Any]) -> tuple[tuple[int, int], ...]:
+    """Which arguments, by number, are the very object that an earlier one is; not of plain values, which cannot
+    change."""
+    if len({*map(id, leaves)}) == len(leaves):
+        return ()
+    first: dict[int, int] = {}
+    found = [(number, first.setdefault(id(leaf), number)) for number, leaf in enumerate(leaves)]
+    return tuple([pair for pair in found if pair[0] != pair[1] and type(leaves[pair[0]]) not in PLAIN])
 
 
 def add_plain(key: list[Any], leaf: Any) -> None:

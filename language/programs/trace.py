@@ -36,6 +36,7 @@ from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, result_of
+from monarch.language.programs.signature import repeats_of
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
@@ -297,7 +298,7 @@ def _trace(
                 "step(x, torch.initial_seed()).",
                 source=entered.seeded,
             )
-        _check_containers(inputs_, call.spec, args, kwargs)
+        call.check_containers(inputs_, args, kwargs)
         attempt.asks_type = entered.asks_type
         del args, kwargs
         free = watch.read_at_each_call
@@ -311,6 +312,7 @@ def _trace(
         if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
             raise Specialise("it leaves a named size in Python")
         guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
+        guards.tell_arguments(leaves)
         effects = Effects(guards, recording, inputs_, leaves)
         for held, now in changes:
             effects.add(held, now)
@@ -500,16 +502,6 @@ def _check_regions(changes: list[tuple[Held, Contents]]) -> None:
             )
 
 
-def _check_containers(symbols: list[Any], spec: Any, args: Any, kwargs: Any) -> None:
-    """The caller's own lists and dicts are not those that the program got."""
-    leaves, now = pytree.tree_flatten((args, kwargs))
-    if now != spec or any(a is not b for a, b in zip(leaves, symbols, strict=True)):
-        raise ProgramError(
-            "the program changes a list or dict that is among its arguments",
-            hint="its caller would not see the change: return what is new, or close over the container.",
-        )
-
-
 def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[Spot, tuple[Any, ...]] | None]:
     """Where a tensor with each of these cells was before the trace, and how it views the cell."""
     found: dict[int, tuple[Spot, tuple[Any, ...]]] = {}
@@ -536,7 +528,11 @@ def _symbolic(
     """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
     made: list[Any] = []
     arguments: dict[str, int] = {}
+    repeats = dict(repeats_of(leaves))
     for number, leaf in enumerate(leaves):
+        if number in repeats:  # one tensor is one input: code may ask, and differentiate by it
+            made.append(made[repeats[number]])
+            continue
         if isinstance(leaf, torch.Tensor):
             symbol: Any = recording.input(
                 _fake(recording, leaf, types[number]),

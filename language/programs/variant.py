@@ -31,6 +31,7 @@ from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
+from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import same_content
 from monarch.language.tensors.shapes import make_fake
@@ -151,6 +152,8 @@ class Compiled:
         bind: Bind | None,
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
+        if self.state_updates:
+            self._refuse_changed(trace, leaves, cells)
         if self.later == 1:
             assert self.template is not None
             self.plan = self.template.at(self.values, again=True)
@@ -185,6 +188,19 @@ class Compiled:
         for number, at in self.state_updates:
             cells[number].handle = handles[at]
         return {number: handles[at] for number, at in self.left_updates}
+
+    def _refuse_changed(self, trace: Trace, leaves: list[Any], cells: list[Cell]) -> None:
+        """Raise ProgramError for an argument that the program changes in place as state: in its trace they are two."""
+        given = {id(leaf._ref.cell): number for number, leaf in enumerate(leaves) if type(leaf) is DistributedTensor}
+        if given.keys().isdisjoint([id(cells[number]) for number, _ in self.state_updates] if given else ()):
+            return
+        state = next(number for number, _ in self.state_updates if id(cells[number]) in given)
+        raise ProgramError(
+            f"argument {given[id(cells[state])]} of the program '{trace.name}' is a tensor that it changes in place "
+            f"('{self.state_labels[state]}')",
+            hint="pass a copy, x.clone(), which has the value before the call; or have the program read it there.",
+            source=user_source(),
+        )
 
     def share(self, trace: Trace, cells: list[Cell], left: Mapping[int, Cell]) -> None:
         """Note the cells that were given one handle."""

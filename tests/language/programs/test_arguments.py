@@ -9,6 +9,7 @@ import operator
 import random
 import re
 import weakref
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import numpy as np
@@ -248,3 +249,69 @@ def test_what_torch_compile_has_made_runs_on_meshes(form: str, mesh: Mesh) -> No
     torch.testing.assert_close(program(lambda x: compiled(x), mesh=mesh)(x).full_tensor(), expected)
     torch.testing.assert_close(compiled(distribute(x, mesh)).detach().full_tensor(), expected)
     torch.testing.assert_close(compiled(x).detach().full_tensor(), expected)
+
+
+# -- one object at several places ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("placed", [True, False])
+@pytest.mark.parametrize("calls", ["tuut", "uttu"])
+def test_a_tensor_that_is_passed_twice_is_one(mesh: Mesh, calls: str, placed: bool) -> None:
+    def step(a: Any, b: Any) -> Any:
+        return torch.autograd.grad((a * b).sum(), a)[0] * (3.0 if a is b else 1.0)
+
+    ours = program(step, mesh=mesh)
+    for second in calls:
+        for _ in range(4):
+            t, u = torch.ones(2, requires_grad=True), torch.full((2,), 5.0, requires_grad=True)
+            wanted = step(t, {"t": t, "u": u}[second])
+            if placed:
+                t, u = (distribute(each.detach(), mesh).requires_grad_() for each in (t, u))
+            assert torch.equal(ours(t, {"t": t, "u": u}[second]).full_tensor(), wanted)
+
+
+ONE, OTHER = SimpleNamespace(), SimpleNamespace()
+FIRST, SECOND = frozenset([1.0]), frozenset([1.0])
+
+
+@pytest.mark.parametrize(("one", "other"), [(ONE, OTHER), (FIRST, SECOND)])
+def test_a_program_notices_which_object_an_argument_is(mesh: Mesh, one: Any, other: Any) -> None:
+    @program(mesh=mesh)
+    def step(x: torch.Tensor, a: Any, b: Any) -> torch.Tensor:
+        return x * ((2.0 if a is b else 1.0) + (4.0 if a is ONE or a is FIRST else 0.0))
+
+    for a, b, wanted in ((one, one, 6.0), (one, other, 5.0), (other, other, 2.0), (other, one, 1.0), (one, one, 6.0)):
+        for _ in range(4):
+            assert step(torch.ones(1), a, b).item() == wanted
+
+
+def test_an_argument_that_a_program_changes_in_place_as_state_is_refused(mesh: Mesh) -> None:
+    state, x = distribute(torch.ones(2), mesh), torch.full((2,), 5.0)
+
+    @program(mesh=mesh)
+    def step(a: torch.Tensor) -> torch.Tensor:
+        state.add_(1)
+        return state * a
+
+    for _ in range(4):
+        step(x)
+        with pytest.raises(
+            ProgramError, match=r"argument 0 of the program 'step' is a tensor that it changes in place"
+        ):
+            step(state)
+    assert step(state.clone()).tolist() == [30.0, 30.0]  # what the hint says: 5 before the call, and 6 in it
+    assert state.tolist() == [6.0, 6.0]
+
+
+def test_an_argument_that_is_compared_with_a_tensor_of_pythons_is_refused(mesh: Mesh) -> None:
+    state = distribute(torch.ones(2), mesh)
+
+    @program(mesh=mesh)
+    def step(a: torch.Tensor) -> torch.Tensor:
+        return a * (3.0 if a is state else 1.0)
+
+    for _ in range(4):
+        assert step(distribute(torch.ones(2), mesh)).tolist() == [1.0, 1.0]
+        with pytest.raises(ProgramError, match="it asks by 'is' or 'id' which tensor"):
+            step(state)
+    assert step(state.clone()).tolist() == [1.0, 1.0]

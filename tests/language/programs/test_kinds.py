@@ -6,6 +6,7 @@ import array
 import collections
 import functools
 import logging
+import operator
 import queue
 import sys
 import threading
@@ -114,6 +115,26 @@ ROWS: dict[str, Row] = {
         of(one=list, two=list),
         lambda s, x: x * (2.0 if s.one is s.two else 1.0),
         lambda s: setattr(s, "two", s.one),
+    ),
+    "which tuple it is": (
+        aliases(lambda: tuple(map(float, "12"))),
+        lambda s, x: x * (2.0 if s.one is s.two else 1.0),
+        lambda s: setattr(s, "two", tuple(map(float, "12"))),
+    ),
+    "which tuple it is, of those in a list": (
+        of(all=lambda: [tuple(map(float, "1")), tuple(map(float, "1"))]),
+        lambda s, x: x * len({id(each) for each in s.all}),
+        lambda s: s.all.__setitem__(1, s.all[0]),
+    ),
+    "which frozenset it is": (
+        aliases(lambda: frozenset([1.0])),
+        lambda s, x: x * (2.0 if operator.is_(s.one, s.two) else 1.0),
+        lambda s: setattr(s, "two", frozenset([1.0])),
+    ),
+    "which method it is": (
+        aliases(lambda: [].append),
+        lambda s, x: x * (2.0 if s.one is s.two else 1.0),
+        lambda s: setattr(s, "two", s.one.__self__.append),
     ),
     "an event": (of(e=threading.Event), lambda s, x: x * (2.0 if s.e.is_set() else 1.0), lambda s: s.e.set()),
     "an event that it sets": (
