@@ -62,6 +62,11 @@ class Question:
     """The arguments, flat: `_Argument` and `_State` stand for tensors."""
     spec: Any
 
+    @property
+    def states(self) -> list[int]:
+        """The states that it is asked with, by number."""
+        return [leaf.number for leaf in self.leaves if isinstance(leaf, _State)]
+
     def answers(self, arguments: Sequence[Any], states: Sequence[Cell]) -> list[DistributedTensor]:
         """Ask with what a call has. Raises what the actors raise."""
         args, kwargs = pytree.tree_unflatten([self._now(leaf, arguments, states) for leaf in self.leaves], self.spec)

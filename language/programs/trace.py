@@ -19,7 +19,6 @@ from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.functionalize import functionalize
-from monarch.compiler.states import StateKey
 from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
@@ -38,6 +37,7 @@ from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, result_of
 from monarch.language.programs.signature import repeats_of
 from monarch.language.programs.snapshot import Snapshot
+from monarch.language.programs.unsaid import unsaid
 from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
@@ -406,25 +406,13 @@ def _trace(
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
         scope=None if symbols is None else symbols.scope,
-        free=_free(states, leaves, types),
+        free=unsaid(states, leaves, types, recording.questions),
         large=large,
         cannot=cannot,
         questions=recording.questions,
         changes=changed,
         undo=undo,
     )
-
-
-def _free(states: list[tuple[str, Cell]], leaves: list[Any], types: Mapping[int, TensorType]) -> frozenset[str | int]:
-    """The states and arguments whose layouts nobody has said: what an optimizer keeps for a parameter, and its
-    gradient, are as free as the parameter is."""
-    free: set[str | int] = {label for label, cell in states if cell.free}
-    free |= {label for label, _ in states if (key := StateKey.of(label)).role and key.parameter in free}
-    return frozenset(free) | {
-        number
-        for number, type_ in types.items()
-        if type_.layout.is_replicated and not isinstance(leaves[number], DistributedTensor)
-    }
 
 
 def _unscoped(key: Any) -> Any:

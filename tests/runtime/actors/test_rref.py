@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import monarch
@@ -17,6 +18,7 @@ from monarch import LayoutError, MonarchError
 from monarch.actor import Actor, ActorError, ProcMesh, as_endpoint, current_rank, endpoint, this_host
 from monarch.compiler.errors import ProgramError
 from monarch.distributed import Mesh
+from monarch.stdlib.pipeline import pipeline
 from tests.runtime.actors.services import mesh, procs
 
 __all__ = ["mesh", "procs"]
@@ -40,6 +42,10 @@ class Linear(Actor):
     @endpoint(propagate=lambda x: x[:1])
     def promises_less(self, x: torch.Tensor) -> torch.Tensor:
         return x
+
+    @endpoint(propagate=lambda x: x.T)
+    def promises_transposed(self, x: torch.Tensor) -> torch.Tensor:
+        return x.T.contiguous()
 
     @endpoint(propagate=lambda x: 3)
     def promises_a_number(self, x: torch.Tensor) -> torch.Tensor:
@@ -263,3 +269,30 @@ def test_what_a_program_cannot_ask_is_an_error(linear: Linear, loader: Loader, m
         LayoutError, match=r"promises_less has returned f32\[2, 2\], and its propagate says f32\[1, 2\]"
     ):
         monarch.program(lambda x: linear.promises_less.rref(x))(x)
+
+
+def test_a_microbatch_asks_no_actors(procs: ProcMesh, linear: Linear) -> None:
+    with Mesh(pipe=2) as stages:
+
+        class Asking(nn.Linear):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return super().forward(linear.forward.rref(x.detach()))
+
+        pipe = pipeline([nn.Linear(2, 2), Asking(2, 2)], stages, microbatches=2)
+        step = monarch.program(lambda x: pipe.step(x, target=x, loss_fn=nn.functional.mse_loss))
+        with pytest.raises(ProgramError, match=r"forward.rref\(\) in a microbatch of a pipeline, which may run any"):
+            step(torch.ones(4, 2))
+
+
+def test_a_state_that_actors_are_given_keeps_its_layout_where_layouts_are_found(linear: Linear, mesh: Mesh) -> None:
+    given = monarch.module_to_mesh(nn.Linear(4, 2, bias=False), mesh)
+
+    @monarch.program(layouts="auto", mesh=mesh)
+    def step(x: torch.Tensor) -> Any:
+        return linear.promises_transposed.rref(given.weight.detach()), given(x).sum()
+
+    before, expected = given.weight.tensor_type, given.weight.full_tensor().T
+    for _ in range(2):  # the first searches, and would have all of it on each worker
+        answers, _ = step(torch.ones(8, 4))
+        assert torch.equal(torch.cat([monarch.inspect(answers, data=at) for at in range(2)], dim=1), expected)
+    assert given.weight.tensor_type == before
