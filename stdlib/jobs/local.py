@@ -20,6 +20,7 @@ from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.hosts import hosts as attach_hosts
 from monarch.runtime.actors.meshes import this_host
+from monarch.stdlib.jobs.asked import meshes_of
 from monarch.stdlib.jobs.job import JobState, JobTrait
 
 COMMAND = "from monarch.compiler.cli.hosts import main; main()"
@@ -62,12 +63,7 @@ class ProcessJob(JobTrait):
 
     def __init__(self, meshes: Mapping[str, int], env: Mapping[str, str] | None = None) -> None:
         super().__init__()
-        if not isinstance(meshes, Mapping) or not meshes:
-            raise ValueError(f"ProcessJob({meshes!r}): it takes how many hosts each mesh has, {{'trainers': 2}}")
-        for name, count in meshes.items():
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f"the mesh '{name}' of a ProcessJob has {count!r} hosts: give a whole number from 1")
-        self._meshes = dict(meshes)
+        self._meshes = meshes_of("ProcessJob", meshes)
         self._env = dict(env or {})
         self._folder = ""
         """The token, and what the hosts print."""

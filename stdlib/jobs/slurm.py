@@ -16,6 +16,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.hosts import hosts as attach_hosts
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.runtime.control.certificates import CONTROLLER
+from monarch.stdlib.jobs.asked import meshes_of, port_of, seconds_of
 from monarch.stdlib.jobs.job import JobState, JobTrait
 from monarch.stdlib.jobs.local import COMMAND
 
@@ -45,6 +46,7 @@ class SlurmJob(JobTrait):
                          as `sbatch` has them
 
     The job makes an authority and certificates for its own nodes as it starts, and throws the authority's key away.
+    Raises ValueError for numbers that cannot be meant, and for an option of several lines.
     """
 
     def __init__(
@@ -66,10 +68,10 @@ class SlurmJob(JobTrait):
         qos: str | None = None,
     ) -> None:
         super().__init__()
-        self._meshes = dict(meshes)
+        self._meshes = meshes_of("SlurmJob", meshes)
         self._python = python_exe
-        self._port = monarch_port
-        self._timeout = job_start_timeout
+        self._port = port_of("SlurmJob", monarch_port)
+        self._timeout = seconds_of("job_start_timeout", job_start_timeout)
         self._logs = str(Path(log_dir or ".").resolve())
         options = {
             "job-name": job_name,
@@ -83,8 +85,12 @@ class SlurmJob(JobTrait):
             "cpus-per-task": cpus_per_task,
             "mem": mem,
         }
-        self._options = [f"--{name}={value}" for name, value in options.items() if value is not None]
+        if isinstance(slurm_args, str):
+            raise ValueError(f"slurm_args={slurm_args!r}: give a list of options, [{slurm_args!r}]")
+        self._options = [f"--{name}={shlex.quote(str(value))}" for name, value in options.items() if value is not None]
         self._options += ["--exclusive"] * exclusive + list(slurm_args)
+        if wrong := [option for option in (*self._options, self._logs) if "\n" in option]:
+            raise ValueError(f"{wrong[0]!r} is an option of sbatch, and those have one line")
         self._id = ""
         self._folder = ""
 
@@ -97,13 +103,14 @@ class SlurmJob(JobTrait):
     def script(self) -> str:
         """The job's script, once it is applied: what `sbatch` gets on its standard input."""
         folder, python = shlex.quote(self._folder), shlex.quote(self._python)
+        output = shlex.quote(f"{self._logs.replace('%', '%%')}/monarch-%j.out")
         monarch = f"{python} -c {shlex.quote(COMMAND)}"
         serve = f'exec {monarch} host --listen "$SLURMD_NODENAME:{self._port}" --tls {folder}/"$SLURMD_NODENAME"'
         return "\n".join(
             (
                 "#!/bin/bash",
                 *(f"#SBATCH {option}" for option in self._options),
-                f"#SBATCH --output={self._logs}/monarch-%j.out",
+                f"#SBATCH --output={output}",
                 "set -e",
                 "umask 077",
                 'names=$(scontrol show hostnames "$SLURM_JOB_NODELIST")',
@@ -125,16 +132,16 @@ class SlurmJob(JobTrait):
             raise
         self._id = said.strip().partition(";")[0]  # behind a semicolon is the cluster's name
 
-    def _queued(self) -> tuple[str, str]:
-        """The job's state, "" where Slurm knows none, and its nodes."""
+    def _queued(self) -> tuple[str, str, str]:
+        """The job's state, "" where Slurm knows none, its nodes, and why it waits."""
         try:
-            said = _slurm("squeue", "--noheader", f"--jobs={self._id}", "--format=%T|%N")
+            said = _slurm("squeue", "--noheader", f"--jobs={self._id}", "--format=%T|%N|%r")
         except MonarchError as error:
             if "Invalid job id" in error.message:  # it has ended a while ago
-                return "", ""
+                return "", "", ""
             raise
-        state, _, nodes = said.strip().partition("|")
-        return state, nodes
+        state, nodes, why = (*said.strip().split("|", 2), "", "")[:3]
+        return state, nodes, why
 
     def _state(self) -> JobState:
         nodes = _slurm("scontrol", "show", "hostnames", self._placed()).split()
@@ -150,13 +157,16 @@ class SlurmJob(JobTrait):
         """The nodes that the job has, as Slurm writes them, once it has some."""
         deadline = None if self._timeout is None else time.monotonic() + self._timeout
         while True:
-            state, nodes = self._queued()
+            state, nodes, why = self._queued()
             if state in _RUNS:
                 return nodes
             if state not in _WAITS:
                 raise self._ended(state)
             if deadline is not None and time.monotonic() >= deadline:
-                late = MonarchError(f"Slurm's job {self._id} did not start within {self._timeout:g} s: it is cancelled")
+                late = MonarchError(
+                    f"Slurm's job {self._id} did not start within {self._timeout:g} s: it is cancelled",
+                    hint=f"it waited: {', '.join(filter(None, (state, why)))}",
+                )
                 self.kill()
                 raise late
             time.sleep(LOOK_SECONDS)
@@ -174,7 +184,7 @@ class SlurmJob(JobTrait):
             try:
                 return attach_hosts(addresses, tls=Path(self._folder) / CONTROLLER)
             except MonarchError:
-                state, _ = self._queued()
+                state, _, _ = self._queued()
                 if state not in _RUNS:
                     raise self._ended(state) from None
                 if time.monotonic() >= deadline:

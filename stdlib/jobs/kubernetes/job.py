@@ -17,6 +17,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.hosts import hosts as attach_hosts
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.runtime.control.certificates import CA_KEY, CONTROLLER, make_certificates
+from monarch.stdlib.jobs.asked import hosts_of, port_of, seconds_of
 from monarch.stdlib.jobs.job import JobState, JobTrait
 from monarch.stdlib.jobs.kubernetes.access import KubeConfig
 from monarch.stdlib.jobs.kubernetes.api import Api, Object
@@ -73,7 +74,7 @@ class KubernetesJob(JobTrait):
     def __init__(self, namespace: str, timeout: float | None = None, kubeconfig: KubeConfig | None = None) -> None:
         super().__init__()
         self._namespace = namespace
-        self._timeout = timeout
+        self._timeout = seconds_of("timeout", timeout)
         self._config = kubeconfig or KubeConfig()
         self._meshes: dict[str, MeshOfPods] = {}
         self._name = ""
@@ -106,15 +107,16 @@ class KubernetesJob(JobTrait):
                           selector they are those labelled app.kubernetes.io/name=monarch-worker and
                           monarch.pytorch.org/mesh-name=NAME
 
-        Raises MonarchError for a name that a pod may not have, and for arguments that contradict each other.
+        Raises MonarchError for a name that a pod may not have, and for arguments that contradict each other, ValueError
+        for numbers that cannot be meant.
         """
+        hosts_of("KubernetesJob", name, num_replicas)
+        port_of("KubernetesJob", port)
         template = _template(image_spec, pod_template)
         selector = label_selector or f"{','.join(f'{key}={value}' for key, value in WORKER.items())},{MESH}={name}"
         mesh = MeshOfPods(
             name, num_replicas, port, template, selector, pod_rank_label, dict(labels or {}), dict(annotations or {})
         )
-        if num_replicas < 1:
-            raise MonarchError(f"mesh '{name}' has {num_replicas} pods: it needs at least one")
         if not _NAME.fullmatch(name) or len(mesh.pod_name(num_replicas - 1)) > _LONGEST:
             raise MonarchError(
                 f"a mesh of pods cannot be called {name!r}",

@@ -12,7 +12,7 @@ import pytest
 import monarch
 import monarch.telemetry
 from monarch.compiler.mesh import Shape
-from monarch.job import JobState, JobTrait, LocalJob, ProcessJob, TelemetryConfig, job_load, job_loads, shell
+from monarch.job import JobState, JobTrait, LocalJob, ProcessJob, SlurmJob, TelemetryConfig, job_load, job_loads, shell
 from monarch.runtime.actors.meshes import HostMesh
 from tests import python
 
@@ -193,7 +193,13 @@ def test_a_file_that_others_can_write_is_not_read(tmp_path: Path) -> None:
         job_loads(b"K\x01.")
 
 
-@pytest.mark.parametrize("meshes", [{}, ["trainers"], {"trainers": 0}, {"trainers": "2"}])
-def test_a_job_of_hosts_that_cannot_be_meant(meshes: Any) -> None:
+@pytest.mark.parametrize("meshes", [{}, ["trainers"], {"trainers": 0}, {"trainers": "2"}, {"trainers": 1.5}])
+@pytest.mark.parametrize("kind", [ProcessJob, SlurmJob])
+def test_a_job_of_hosts_that_cannot_be_meant(kind: Any, meshes: Any) -> None:
     with pytest.raises(ValueError, match="how many hosts each mesh has|give a whole number from 1"):
-        ProcessJob(meshes)
+        kind(meshes)
+
+
+def test_a_mesh_is_not_called_as_what_states_have() -> None:
+    with pytest.raises(ValueError, match=r"cannot be called 'meshes': job.state\(\).meshes is something else"):
+        ProcessJob({"meshes": 1})

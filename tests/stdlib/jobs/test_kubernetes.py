@@ -298,7 +298,6 @@ def test_meshes_that_cannot_be_are_refused() -> None:
         ("trainers", {"image_spec": image}, "has a mesh 'trainers' already"),
         ("Loaders", {"image_spec": image}, "cannot be called 'Loaders'"),
         ("a" * 62, {"image_spec": image}, "cannot be called"),
-        ("loaders", {"image_spec": image, "num_replicas": 0}, "needs at least one"),
         ("loaders", {"image_spec": image, "pod_template": {}}, "two ways"),
         ("loaders", {"image_spec": image, "label_selector": "a=b"}, "find others"),
         ("loaders", {"labels": {"a": "b"}}, "are for new ones"),
@@ -307,6 +306,15 @@ def test_meshes_that_cannot_be_are_refused() -> None:
     ):
         with pytest.raises(monarch.MonarchError, match=said):
             mine.add_mesh(name, **{"num_replicas": 1, **options})
+    for options, said in (
+        ({"num_replicas": 0}, "has 0 hosts: give a whole number from 1"),
+        ({"num_replicas": 1.5}, "has 1.5 hosts"),
+        ({"num_replicas": 1, "port": 99999}, "give a number from 1 to 65535"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            mine.add_mesh("loaders", image_spec=image, **options)
+    with pytest.raises(ValueError, match="timeout='5m': give a number of seconds"):
+        KubernetesJob(NAMESPACE, timeout="5m")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

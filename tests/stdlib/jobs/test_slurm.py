@@ -36,9 +36,9 @@ echo "77;cluster"
     "squeue": """
 if [ -e pending ]; then
     [ -e stuck ] || rm pending
-    echo "PENDING|"
+    echo "PENDING||Priority"
 elif [ ! -e cancelled ] && [ -e pid ] && grep -qs '^State:.[^ZX]' "/proc/$(cat pid)/status"; then
-    echo "RUNNING|$(cat nodes)"
+    echo "RUNNING|$(cat nodes)|None"
 else
     echo "slurm_load_jobs error: Invalid job id specified" >&2
     exit 1
@@ -119,7 +119,9 @@ def test_what_slurm_refuses_is_an_error_and_leaves_nothing(cluster: Path, tmp_pa
 
 def test_a_job_that_waits_too_long_is_cancelled(cluster: Path, tmp_path: Path) -> None:
     (cluster / "stuck").touch()
-    with pytest.raises(monarch.MonarchError, match="Slurm's job 77 did not start within 0.1 s: it is cancelled"):
+    with pytest.raises(
+        monarch.MonarchError, match="Slurm's job 77 did not start within 0.1 s: it is cancelled\n.*PENDING, Priority"
+    ):
         job(tmp_path, job_start_timeout=0.1).state(None)
     assert (cluster / "cancelled").read_text() == "77\n"
 
@@ -136,3 +138,24 @@ def test_without_slurm_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(monarch.MonarchError, match="there is no sbatch here"):
         job(tmp_path).state(None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"slurm_args": "--constraint=h100"}, "give a list of options"),
+        ({"slurm_args": ["--comment=a\nhostname"]}, "those have one line"),
+        ({"job_name": "a\nhostname"}, "those have one line"),
+        ({"monarch_port": 99999}, "give a number from 1 to 65535"),
+        ({"job_start_timeout": "5m"}, "give a number of seconds from 0"),
+    ],
+)
+def test_options_that_cannot_be_meant_are_refused(tmp_path: Path, options: dict[str, object], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        job(tmp_path, **options)
+
+
+def test_options_may_have_spaces(tmp_path: Path) -> None:
+    script = job(tmp_path, job_name="my job", log_dir=tmp_path / "50% of it").script()
+    assert "#SBATCH --job-name='my job'\n" in script
+    assert f"#SBATCH --output='{tmp_path}/50%% of it/monarch-%j.out'\n" in script
