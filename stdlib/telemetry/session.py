@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import sys
 import threading
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class TelemetryConfig:
 
     `snapshot_interval_secs` is taken for programs that were written for PyTorch Monarch, which looks at its meshes so
     often. Here the tables have each change when it happens, and it changes nothing.
+
+    Raises ValueError for numbers that cannot be meant.
     """
 
     retention_secs: float = 3600
@@ -54,6 +57,23 @@ class TelemetryConfig:
     include_dashboard: bool = False
     dashboard_port: int = 0
     snapshot_interval_secs: float = 30.0
+
+    def __post_init__(self) -> None:
+        for name, what, ok in (
+            ("retention_secs", "seconds, 0 for ever", _number(self.retention_secs) and self.retention_secs >= 0),
+            ("export_interval", "seconds, more than 0", _number(self.export_interval) and self.export_interval > 0),
+            (
+                "memory",
+                "bytes, at least 1, or None",
+                self.memory is None or (type(self.memory) is int and self.memory > 0),
+            ),
+        ):
+            if not ok:
+                raise ValueError(f"TelemetryConfig({name}={getattr(self, name)!r}): give a number of {what}")
+
+
+def _number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 class _Session:
@@ -112,7 +132,8 @@ def start(config: TelemetryConfig | None = None) -> None:
     processes of actors that it spawns from now on.
 
     Raises MonarchError where telemetry is on already, pyarrow is not installed (`pip install 'monarchc[telemetry]'`),
-    or `config` names OpenTelemetry and that is not installed, or a file for Prometheus that cannot be written.
+    or `config` names OpenTelemetry and that is not installed, or a file for Prometheus that cannot be written, or a
+    port for the page that is taken: telemetry is off then.
     """
     global _session
     if _session is not None:
@@ -120,7 +141,12 @@ def start(config: TelemetryConfig | None = None) -> None:
     config = config or TelemetryConfig()
     _session = _Session(config)
     if config.include_dashboard:
-        sys.stderr.write(f"Monarch Dashboard: {dashboard(config.dashboard_port).url}\n")
+        try:
+            url = dashboard(config.dashboard_port).url
+        except BaseException:  # the port is taken, say
+            stop()
+            raise
+        sys.stderr.write(f"Monarch Dashboard: {url}\n")
 
 
 def stop() -> None:
@@ -159,6 +185,8 @@ def query(sql: str) -> Any:
         for view, text in _VIEWS.items():
             connection.execute(f"CREATE VIEW {view} AS {text}")
         try:
+            if not connection.extract_statements(sql):
+                raise MonarchError("telemetry is asked nothing", hint="SELECT * FROM steps")
             return connection.execute(sql).to_arrow_table()
         except duckdb.Error as error:
             known = ", ".join([*TABLES, *_VIEWS])

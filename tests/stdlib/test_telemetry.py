@@ -115,8 +115,9 @@ def test_metrics_have_their_kind_unit_and_attributes(telemetry: None) -> None:
     meter.create_up_down_counter("open").add(-1)
     meter.create_histogram("seconds", unit="s").record(0.25)
     meter.create_gauge("level").set(7)
-    with pytest.raises(ValueError, match="counts up"):
-        meter.create_counter("hits").add(-1)
+    for amount in (-1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="counts up"):
+            meter.create_counter("hits").add(amount)
     rows = ask("SELECT name, kind, value, unit, attributes, step FROM metrics")
     assert [tuple(row.values()) for row in rows] == [
         ("hits", "counter", 2.0, "1", '{"at": 1, "kind": "a"}', None),
@@ -308,8 +309,28 @@ def test_errors_name_what_to_do(telemetry: None, monkeypatch: pytest.MonkeyPatch
         monarch.telemetry.start()
     with pytest.raises(MonarchError, match="(?s)cannot be asked that: .*nowhere.*the tables are meshes, actors"):
         monarch.telemetry.query("SELECT * FROM nowhere")
+    with pytest.raises(MonarchError, match="telemetry is asked nothing"):
+        monarch.telemetry.query(" ")
     monkeypatch.setitem(sys.modules, "duckdb", None)
     with pytest.raises(MonarchError, match=r"(?s)DuckDB, which is not installed.*monarchc\[telemetry\]"):
+        monarch.telemetry.query("SELECT 1")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"retention_secs": -1}, {"retention_secs": "5m"}, {"export_interval": 0}, {"memory": 0}, {"memory": "1 GiB"}],
+)
+def test_numbers_that_cannot_be_meant_are_refused(given: dict[str, Any]) -> None:
+    (name,) = given
+    with pytest.raises(ValueError, match=rf"TelemetryConfig\({name}=.*: give a number of"):
+        TelemetryConfig(**given)
+
+
+def test_it_is_off_where_the_page_cannot_be_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch.stdlib.telemetry.session.dashboard", {}.__getitem__)
+    with pytest.raises(KeyError, match="8265"):
+        monarch.telemetry.start(TelemetryConfig(include_dashboard=True, dashboard_port=8265))
+    with pytest.raises(MonarchError, match="telemetry is off"):
         monarch.telemetry.query("SELECT 1")
 
 

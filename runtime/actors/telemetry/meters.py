@@ -7,6 +7,7 @@ callbacks ("observable" ones) are not among them.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 
 from monarch.compiler.execution.events import Metric, heard, tell
@@ -34,8 +35,9 @@ class Counter(Instrument):
     kind = "counter"
 
     def add(self, amount: float, attributes: Attributes | None = None, context: object = None) -> None:
-        """Raises ValueError for an amount below 0."""
-        if amount < 0:
+        """Raises ValueError for an amount below 0, and for one that is not finite: the sum would never be a number
+        again."""
+        if not 0 <= amount < math.inf:
             raise ValueError(f"counter {self.name!r} counts up, and {amount} was added: take an up-down counter")
         self._tell(amount, attributes)
 
