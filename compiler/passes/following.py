@@ -16,10 +16,11 @@ from monarch.compiler.types import MeshSpec
 class RowsOnTape:
     """Follows the rows of the first microbatch along a tape, as far as it is written."""
 
-    def __init__(self, tape: Tape, mesh: MeshSpec) -> None:
+    def __init__(self, tape: Tape, mesh: MeshSpec, gradients: bool = True) -> None:
+        """Without `gradients` those that the model has computed are left out."""
         self._tape = tape
         self._walk = Functionalizer("rows", mesh)
-        self._rows = FollowedRows()
+        self._rows = FollowedRows(backward=gradients)
         self._inputs = self._ops = 0
         self._last: fx.Node = self._walk.graph.fx._root
 
@@ -36,6 +37,12 @@ class RowsOnTape:
         """The dim of a value that has the rows."""
         self._go_on((value,))
         return self._rows.dim_of(self._walk.value(value))
+
+    def note_gradients(self, gradients: Mapping[Value, Value]) -> None:
+        """Note that gradients have the rows where the values have them of which they are the gradients."""
+        self.mixed_by(gradients)  # each gradient of a row is of that row alone, whatever its ops compute besides
+        for gradient, of in gradients.items():
+            self._rows.note(self._walk.value(gradient), self.dim_of(of))
 
     def counts(self, value: Value, size: int) -> bool:
         """Whether a value without rows has numbers along a dim of that size."""

@@ -38,7 +38,9 @@ def check_rows(graph: Graph) -> None:
 class FollowedRows:
     """Where the rows of the first microbatch are in the values of a model, from op to op."""
 
-    def __init__(self) -> None:
+    def __init__(self, backward: bool = False) -> None:
+        """With `backward` also in gradients, which a model may compute in its forward pass."""
+        self._backward = backward
         self._found: dict[fx.Node, Rows | tuple[Rows, ...]] = {}
         self._numbered: dict[fx.Node, frozenset[int]] = {}
         """Of values without rows, the dims along which they follow from a count: `torch.arange(x.shape[0])`."""
@@ -48,6 +50,10 @@ class FollowedRows:
         found = self._found.get(node)
         return None if isinstance(found, tuple) else found
 
+    def note(self, node: fx.Node, dim: Rows) -> None:
+        """Note the dim of a value that has the rows."""
+        self._found[node] = dim
+
     def counted_along(self, node: fx.Node) -> frozenset[int]:
         """The dims of a value without rows along which it follows from a count."""
         return self._numbered.get(node, _NONE)
@@ -56,13 +62,16 @@ class FollowedRows:
         """Follow the rows through the next op. Raises ProgramError for one of the model that mixes them."""
         task: Task | None = node.meta.get("task")
         found = self._found
-        if task is None or task.microbatch or provenance(node).backward:
+        backward = provenance(node).backward
+        if (backward and not self._backward) or (task is None and not backward) or (task and task.microbatch):
             return
-        if node.target is ops.transfer and (task.by_rows or node.all_input_nodes[0] in found):
+        by_rows = task is None or task.by_rows
+        if node.target is ops.transfer and (by_rows or node.all_input_nodes[0] in found):
             found[node] = found.get(node.all_input_nodes[0])
             self._numbered[node] = self._numbered.get(node.all_input_nodes[0], _NONE)
-        elif not task.by_rows:
-            found[node] = 0  # rows of the batch, which the model takes
+        elif not by_rows:
+            if not backward:
+                found[node] = 0  # rows of the batch, which the model takes
         elif node.target is operator.getitem:
             several, at = args_of(node)
             rows = found.get(several)

@@ -30,6 +30,7 @@ from monarch.language.recorder.tasks import belonging_to, set_task
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
+from monarch.stdlib.pipeline.inner import check_inner, gradients_of_all, in_transform, several, transform, within
 from monarch.stdlib.pipeline.losses import OF_CLASSES, Counted
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class Across(TorchFunctionMode):
             return True, loss()
         assert self.counted is not None
         followed = self.rows is not None
-        tape = self.rows or RowsOnTape(self.recording.tape, self.recording.mesh.spec)
+        tape = self.rows or RowsOnTape(self.recording.tape, self.recording.mesh.spec, gradients=False)
         rows: dict[Value, int | None] = {}
         for each in _tensors(given):
             value = self.recording.value_of(each._ref)
@@ -205,6 +206,8 @@ class Across(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if self.together is None or self._next < 0 or name == "__get__" or func is torch._C._set_grad_enabled:
             return self._call(func, args, kwargs)
+        if transform() is not None:  # its tensors end with it, so its calls are made again, not given again
+            return self._within_transform(func, args, kwargs)
         number, self._next = self._next, self._next + 1
         if number < len(self._calls):
             known, result = self._calls[number]
@@ -213,6 +216,15 @@ class Across(TorchFunctionMode):
             return result
         if self._is_joint(func, args, kwargs):
             self.together.shapes.setdefault(number, [tuple(args[0].shape)])
+        elif func is torch.autograd.grad and self.rows is not None:
+            if (wrong := check_inner(kwargs, args[1])) is not None:
+                raise refuse(wrong)
+            if not self.together.barriers and all(map(self._has_rows, several(args[1]))):
+                result = func(*args, **kwargs)
+                self._note_gradients(args[1], result)
+                self._calls.append((func, result))
+                return result
+            self.together.shapes[number] = []
         elif number not in self.together.shapes:
             result = self._call(func, args, kwargs)
             if (error := self._mixed_by(result)) is None:
@@ -225,12 +237,21 @@ class Across(TorchFunctionMode):
             raise Waiting(number, func, args, kwargs)
         return self._joined(Waiting(number, func, args, kwargs))
 
+    def _within_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
+        name = getattr(func, "__name__", "a call")
+        if self._is_joint(func, args, kwargs):
+            raise refuse(in_transform(name, user_source()))
+        result = self._call(func, args, kwargs)
+        if (error := self._mixed_by(result)) is not None:
+            raise refuse(error if isinstance(error, RowNumbers) else in_transform(name, error.source))
+        return result
+
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
         if getattr(func, "__name__", "") in ("__get__", "__set__"):
             return func(*args, **kwargs)
         operands = _tensors((args, kwargs))
         meshes = {id(mesh) for each in operands if (mesh := self.recording.where(each._ref)) is not None}
-        if len(meshes) > 1:
+        if len(meshes) > 1 and func is not torch.autograd.grad:
             writes = _writes(func, kwargs) and isinstance(args[0], DistributedTensor)
             into = (self.recording.where(args[0]._ref) if writes else None) or self.mesh
             args, kwargs = pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, into), (args, kwargs))
@@ -257,6 +278,14 @@ class Across(TorchFunctionMode):
         if any((each.number, each.func) != (own.number, own.func) for each in calls):
             raise _other_way(getattr(own.func, "__name__", "a call"))
         together.waiting = []
+        if own.func is torch.autograd.grad:
+            with belonging_to(None):
+                of_each = gradients_of_all([(each.args_, each.kwargs) for each in calls], self._has_rows)
+            self._note_gradients(own.args_[1], of_each[0])
+            together.barriers.append(Barrier(self.stage, "torch.autograd.grad"))
+            for run, given in zip(together.runs, of_each, strict=True):
+                run._calls.append((own.func, given))
+            return self._calls[-1][1]
         leaves = [pytree.tree_flatten((each.args_, each.kwargs)) for each in calls]
         with belonging_to(None):
             columns = list(zip(*(each for each, _ in leaves), strict=True))
@@ -321,6 +350,20 @@ class Across(TorchFunctionMode):
                 set_task(Task(self.stage, microbatch, self.by_rows))
                 found.append(rows.movedim(0, dim))
         return found
+
+    def _has_rows(self, tensor: Any) -> bool:
+        """Whether a tensor of the first microbatch has its rows."""
+        assert self.rows is not None
+        return self.rows.dim_of(self.recording.value_of(within(tensor)._ref)) is not None
+
+    def _note_gradients(self, inputs: Any, gradients: Any) -> None:
+        """Note which of the first microbatch's gradients have its rows."""
+        assert self.rows is not None
+        pairs = [(g, of) for g, of in zip(gradients, several(inputs), strict=True) if g is not None]
+        value_of = self.recording.value_of
+        values = [(value_of(within(g)._ref), value_of(within(of)._ref)) for g, of in pairs]
+        with asking():
+            self.rows.note_gradients(dict(values))
 
     def _mixed_by(self, result: Any) -> ProgramError | None:
         """What is wrong with a call that gave this, if it mixes the rows of the first microbatch."""
