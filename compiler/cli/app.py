@@ -261,7 +261,10 @@ def sweep(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a program would take on other meshes, machines and layouts. Nothing runs, no kernel is built."""
+    """Say what a program would take on other meshes, machines and layouts. Nothing runs, no kernel is built.
+
+    Exit status 1 where none fits.
+    """
 
 
 @command("monarch.compiler.cli.opt:opt")

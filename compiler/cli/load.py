@@ -9,17 +9,19 @@ method of an object, `make_step()` for a program that a function without argumen
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import inspect
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -283,17 +285,61 @@ def _known(file: Path, module: ModuleType) -> str:
         for key, method in vars(value).items()
         if isinstance(method, Program)
     ]
-    makers = [
-        f"{name}()"
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not _needed(value)
+    functions = [
+        value for value in vars(module).values() if inspect.isfunction(value) and value.__module__ == module.__name__
     ]
+    makers = [f"{each.__name__}()" for each in functions if _may_make_one(each)]
     hint = f"{file.name} has no program at its top level: decorate a function there with @monarch.program."
     if methods:
         hint += f"\n{', '.join(methods)} needs an object: make one in the file, and name it: trainer.step."
     if makers:
         hint += f"\nA function that makes and returns one can be named with (): {', '.join(makers)}?"
+    for function in functions:
+        for name in _programs_within(function) if function.__name__ + "()" not in makers else ():
+            hint += (
+                f"\n'{name}' is a program within {function.__name__}(): move it to a function without arguments that "
+                f"ends in 'return {name}', and name it with (): {file.name}:make_{name}()."
+            )
     return hint
+
+
+def _may_make_one(function: FunctionType) -> bool:
+    """Whether a function can be called without arguments, and returns what may be a program or hold one: not where it
+    holds programs and returns none of them."""
+    if _needed(function) or (tree := _tree(function)) is None:
+        return False
+    own = _programs_within(function)
+    returned = [
+        node.value for node in _outside_functions(tree) if isinstance(node, ast.Return) and node.value is not None
+    ]
+    named = {node.id for value in returned for node in ast.walk(value) if isinstance(node, ast.Name)}
+    return any(not isinstance(value, ast.Constant) for value in returned) and (not own or bool(named.intersection(own)))
+
+
+def _programs_within(function: FunctionType) -> list[str]:
+    """The names of the programs that a function defines."""
+    return [
+        node.name
+        for node in _outside_functions(_tree(function))
+        if isinstance(node, ast.FunctionDef)
+        and any(re.match(r"(.*\.)?program\b", ast.unparse(each)) for each in node.decorator_list)
+    ]
+
+
+def _tree(function: FunctionType) -> ast.FunctionDef | None:
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(function))).body
+    except (OSError, SyntaxError, ValueError):  # made in another way than by a file
+        return None
+    return tree if isinstance(tree, ast.FunctionDef) else None
+
+
+def _outside_functions(tree: ast.AST | None) -> Iterator[ast.AST]:
+    """What stands in a function, and in none within it: these themselves are there."""
+    for node in () if tree is None else ast.iter_child_nodes(tree):
+        yield node
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield from _outside_functions(node)
 
 
 def _only(file: Path, module: ModuleType) -> str:
@@ -322,7 +368,7 @@ def _find(module: ModuleType, file: Path, path: str) -> Program[Any, Any]:
     if not isinstance(value, Program):
         what = "a function" if inspect.isfunction(value) else f"a {type(value).__name__}"
         hint = _known(file, module)
-        if inspect.isfunction(value) and not _needed(value):
+        if inspect.isfunction(value) and programs(module) and _may_make_one(value):
             hint += f"\nIf it makes a program, name what it makes: '{file.name}:{path}()'."
         raise ProgramError(f"'{path}' of {file.name} is no program: it is {what}", hint=hint)
     if _needed(value.__wrapped__)[:1] == ["self"]:

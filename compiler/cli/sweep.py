@@ -11,6 +11,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import typer
+
 from monarch.compiler import ops
 from monarch.compiler.cli.compile import passes_shown
 from monarch.compiler.cli.load import LoadedProgram, load_program
@@ -98,6 +100,16 @@ def sweep(
             line(console(), "  a while_loop counts with one round: nothing says how many there are")
         for row, answer in answers:
             _show_answer(row, answer)
+        if not any(row.fits for row in rows):
+            line(console(), f"  {_none(rows)}")
+    if not any(row.fits for row in rows):
+        raise typer.Exit(1)
+
+
+def _none(rows: list[Row]) -> str:
+    if all(row.found is None for row in rows):
+        return "none of them can be compiled: what each says is in the table"
+    return "none fits: --memory-limit has values computed again rather than kept; more workers hold less each"
 
 
 def _has_while_loop(graph: Graph) -> bool:
@@ -266,7 +278,6 @@ def _words(rows: list[Row], best: Row | None) -> Iterator[str]:
             held, there = size(row.found.peak), size(row.limit)
             yield f"{row.mesh} on {row.machine} does not fit: a worker holds {held}, and there are {there}"
     if best is None:
-        yield "none fits: --memory-limit has values computed again rather than kept; more workers hold less each"
         return
     assert best.found is not None
     parts = sorted(best.found.communicating.items(), key=lambda item: -item[1])

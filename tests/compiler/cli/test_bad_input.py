@@ -390,3 +390,18 @@ def damaged(whole_plan: bytes, tmp_path_factory: pytest.TempPathFactory) -> tupl
         return Result(int(exit_.value.code or 0), out.getvalue(), err.getvalue())
 
     return path, whole_plan, run
+
+
+def test_a_program_within_a_function_is_told_how_it_can_be_named(folder: Path, monarchc: Run) -> None:
+    """Of functions, those are named that return a program, and the advice leads to one."""
+    start = "import monarch, torch\nfrom monarch import Mesh\nmesh = Mesh.abstract(data=2)\n\n"
+    step = "    @monarch.program(mesh=mesh)\n    def step(x: 'f32[4@data, 2]'):\n        return x + 1\n"
+    helper = "def helper():\n    return 3\n\n"
+    (folder / "mainy.py").write_text(f"{start}{helper}def main():\n{step}    print(step(torch.ones(4, 2)))\n")
+    for spec in ("mainy.py", "mainy.py:main"):
+        said = monarchc("inspect", spec, code=2).err
+        assert "main()?" not in said and "helper()" not in said and "mainy.py:main()" not in said
+        assert "'step' is a program within main()" in said and "mainy.py:make_step()" in said
+    (folder / "mainy.py").write_text(f"{start}{helper}def make_step():\n{step}    return step\n")
+    assert "can be named with (): make_step()?" in monarchc("inspect", "mainy.py", code=2).err
+    assert "step on mesh<data=2>" in monarchc("inspect", "mainy.py:make_step()").out

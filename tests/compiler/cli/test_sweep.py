@@ -67,11 +67,13 @@ def test_what_does_not_fit_says_so(folder: Path, monarchc: Run) -> None:
     Path("tiny.toml").write_text(
         'target = "cpu"\nmemory = "4KiB"\n[[links]]\nwithin = "a host"\nbandwidth = 1e9\nlatency = 1e-6\n'
     )
-    row = rows_of(monarchc, "mlp.py", "--machine", "tiny.toml")[0]
+    (row,) = json.loads(monarchc("sweep", "mlp.py", "--machine", "tiny.toml", "--json", code=1).out)["rows"]
     assert not row["fits"] and row["found"]["peak"] > row["limit"] == 4096
-    out = monarchc("sweep", "mlp.py", "--machine", "tiny.toml").out
-    assert "does not fit: a worker holds" in out and "none fits" in out
-    limited = rows_of(monarchc, "mlp.py", "--memory-limit", "1KiB")[0]
+    out = monarchc("sweep", "mlp.py", "--machine", "tiny.toml", code=1).out
+    assert "does not fit: a worker holds" in out and out.splitlines()[-1].startswith("  none fits: ")
+    out = monarchc("sweep", "mlp.py", "--memory-limit", "1KiB", code=1).out
+    assert out.splitlines()[-1] == "  none of them can be compiled: what each says is in the table"
+    (limited,) = json.loads(monarchc("sweep", "mlp.py", "--memory-limit", "1KiB", "--json", code=1).out)["rows"]
     assert limited["found"] is None and "1.0 KiB" in limited["error"]
 
 
@@ -156,5 +158,5 @@ def test_layouts_are_found_and_kept(folder: Path, monarchc: Run) -> None:
 
 
 def test_layouts_that_do_not_fit_say_what_is_missing(folder: Path, monarchc: Run) -> None:
-    out = monarchc("sweep", "mlp.py", "--auto", "--memory-limit", "1KiB").out
+    out = monarchc("sweep", "mlp.py", "--auto", "--memory-limit", "1KiB", code=1).out
     assert "no layouts of 'mlp' that were found fit 1.0 KiB a worker" in out and "are missing" in out
