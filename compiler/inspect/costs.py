@@ -25,7 +25,7 @@ _REST = {
 }
 """What the group is called of values that belong to none."""
 
-_WAITING = "(needed no more, and not given back yet)"
+_WAITING = "(not given back yet)"
 """What the row is called of bytes at the peak that nothing reads any more."""
 
 COSTS: dict[str, Callable[[dict[str, Any]], float]] = {

@@ -5,7 +5,7 @@ Columns instead of objects, and each text and type once: 20,000 ops are a few me
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict
 from typing import Any, Generic, TypeVar
 
@@ -62,7 +62,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "name": [value.name for value in values],
         "op": [texts(value.op) for value in values],
         "call": [call_of(plan, value) for value in values],
-        "reads": [value.reads for value in values],
+        "reads": _reads(values),
         "types": [[-1 if type_ is None else types(type_) for type_ in value.types] for value in values],
         "source": [value.source for value in values],
         "module": [texts(value.module) for value in values],
@@ -105,6 +105,16 @@ def plan_data(plan: Plan) -> dict[str, Any]:
         "passes": plan.costs.get("seconds", {}),
         "overview": asdict(overview(plan)),
     }
+
+
+def _reads(values: Sequence[Value]) -> list[tuple[int, ...]]:
+    """What each value reads; a kernel also what it computes and nothing else in it reads, so that an edge leads on."""
+    read = {number for value in values for number in value.reads}
+    found = [value.reads for value in values]
+    for number, value in enumerate(values):
+        if number < value.kernel and number not in read:
+            found[value.kernel] += (number,)
+    return found
 
 
 def several_data(plan: Plan) -> dict[str, Any]:

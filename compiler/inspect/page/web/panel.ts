@@ -242,7 +242,7 @@ export class Panel {
       const value = this.model.data.values[column][at]!;
       const bar = h("span", { class: "bar", "aria-hidden": "true" });
       bar.style.width = `${(100 * value) / most}%`;
-      return h("li", {}, this.link(at), h("span", { class: "muted" }, column === "sent" ? [...new Set(this.model.collectivesOf(at).map(({ dims }) => this.model.dimsText(dims)))].join("; ") : this.model.op(at)), h("span", { class: "number" }, column === "sent" ? bytes(value) : seconds(value)), bar);
+      return h("li", {}, this.link(at), h("span", { class: "of" }, h("span", { class: "muted" }, column === "sent" ? [...new Set(this.model.collectivesOf(at).map(({ dims }) => this.model.dimsText(dims)))].join("; ") : this.model.op(at)), h("span", { class: "number" }, column === "sent" ? bytes(value) : seconds(value))), bar);
     });
     return h("ul", { class: "cost-list" }, ...rows);
   }

@@ -8,8 +8,12 @@ import pytest
 from playwright.sync_api import expect
 
 from monarch.compiler.inspect.page import page as html_of
+from monarch.compiler.inspect.page.data import plan_data
+from monarch.compiler.pipeline import compile_graph
+from monarch.compiler.plan.options import CompileOptions
 from tests.compiler.inspect.page.conftest import Open
 from tests.compiler.inspect.page.plans import PlanBuilder, f32
+from tests.compiler.test_depth import training_step
 
 
 def test_the_graph_has_groups_of_modules_and_a_summary(open_page: Open) -> None:
@@ -164,3 +168,26 @@ def test_dragging_pans_and_the_wheel_zooms(open_page: Open) -> None:
     panned = world.get_attribute("transform")
     page.mouse.wheel(0, -240)
     expect(world).not_to_have_attribute("transform", panned or "")
+
+
+def test_what_a_kernel_computes_leads_on() -> None:
+    """A kernel's inner value that only one of the kernel's results needs is an edge to the kernel."""
+    plan = compile_graph(training_step(["whole"]), CompileOptions(kernels="all"), report=True)
+    assert plan.report is not None
+    values = plan.report.values
+    reads = plan_data(plan)["values"]["reads"]
+    read = {number for each in reads for number in each}
+    inner = [number for number, value in enumerate(values) if number < value.kernel]
+    assert inner and read.issuperset(inner)
+    assert not {number for value in values for number in value.reads}.issuperset(inner)
+
+
+def test_names_in_the_panel_stay_in_one_piece(open_page: Open) -> None:
+    """At 800 px too: an op's name that has no room beside the value's goes below it."""
+    page = open_page("small", "#view=graph&group=forward")
+    page.set_viewport_size({"width": 800, "height": 600})
+    names = page.locator(".cost-list .muted, .cost-list .value-link")
+    expect(names.first).to_be_visible()
+    lines = names.evaluate_all("all => all.map((each) => each.getClientRects().length)")
+    heights = page.locator(".cost-list .muted").evaluate_all("all => all.map((each) => each.offsetHeight)")
+    assert set(lines) == {1} and max(heights) < 30
