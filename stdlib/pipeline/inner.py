@@ -56,7 +56,7 @@ def gradients_of_all(
     for column in zip(*(several(of) for (_, of), _ in calls), strict=True):
         parts = [found[id(each)] for each in column]
         if not rows[id(column[0])]:
-            terms = [each for at in {id(each) for each in column} if (each := found[at]) is not None]
+            terms = [found[at] for at in dict.fromkeys(map(id, column)) if found[at] is not None]  # in their order
             parts = [sum(terms[1:], terms[0]) if terms else None] * len(calls)
         if parts[0] is None and not options.get("allow_unused"):
             torch.autograd.grad(first_outputs, first_inputs, **options)  # raises PyTorch's error
