@@ -8,10 +8,12 @@ in a cache of the final length; then it loops: a token, its place in the cache, 
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any, Protocol
 
 import torch
@@ -34,6 +36,10 @@ class Decodes(Protocol):
     def __call__(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache) -> Logits: ...
 
 
+_COLDEST = 1e-6
+"""The least temperature: logits divided by it are far from infinite."""
+
+
 @dataclass(frozen=True)
 class Sampling:
     """How a token is taken from its logits. `temperature` 0 takes the likeliest; `top_k` keeps so many, and `top_p` the
@@ -46,10 +52,12 @@ class Sampling:
 
     def check(self) -> None:
         """Raises ProgramError for a number out of its range."""
-        if self.temperature < 0:
-            raise ProgramError(f"temperature={self.temperature}", hint="give 0, for the likeliest token, or more.")
-        if self.top_k is not None and self.top_k < 1:
-            raise ProgramError(f"top_k={self.top_k}", hint="give the number of tokens to choose among, at least 1.")
+        if self.temperature != 0 and not _COLDEST <= self.temperature < math.inf:
+            raise ProgramError(
+                f"temperature={self.temperature}", hint=f"give 0, for the likeliest token, or a number from {_COLDEST}."
+            )
+        if self.top_k is not None:
+            _check_count("top_k", self.top_k, 1)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise ProgramError(f"top_p={self.top_p}", hint="give a probability above 0, and 1 at most.")
         if self.temperature == 0 and (self.top_k is not None or self.top_p is not None):
@@ -92,17 +100,21 @@ def generate(
 
         tokens = monarch.generate(model, [[5, 8, 2], [7]], max_new_tokens=20, stop=[2], pad=0)
 
-    `prompts` are lists of tokens, of any lengths, or a tensor i64[batch, prompt]; shorter ones are padded with `pad` on
-    the left, which the model does not see. A sequence ends behind its first token of `stop`, and has `pad` from there;
-    when all have ended, generation does. See `Sampling` for `temperature`, `top_k` and `top_p`; drawn tokens follow
-    `monarch.manual_seed`. `batch_layout`, such as "[@data, -]", shards the batch; tokens do not depend on it.
+    `prompts` are lists of tokens, of any lengths, or a tensor i64[batch, prompt]; shorter ones are padded on the left
+    with `pad`, any number, which the model does not see. A sequence ends behind its first token of `stop`, and has
+    `pad` from there; when all have ended, generation does. See `Sampling` for `temperature`, `top_k` and `top_p`; drawn
+    tokens follow `monarch.manual_seed`. `batch_layout`, such as "[@data, -]", shards the batch; tokens do not depend
+    on it.
 
     The model is one of `monarch.stdlib.models`, one of `transformers` with a decoder alone, or any whose forward pass
     is as in `Decodes`; it runs in evaluation mode, with its state as it is. Each shape of prompts and each set of
-    options is compiled once. Raises ProgramError for a model that cannot be run so.
+    options is compiled once. Raises ProgramError for a model that cannot be run so, for what are no prompts or options,
+    and where the model has too few positions.
     """
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()
+    _check_count("max_new_tokens", max_new_tokens, 0)
+    stops = tuple(_tokens("stop", stop).tolist())
     parameter = next(model.parameters(), None)
     if not isinstance(parameter, DistributedTensor):
         raise ProgramError(
@@ -111,16 +123,17 @@ def generate(
             source=user_source(),
         )
     tokens, seen = _padded(prompts, pad)
-    if max_new_tokens < 1:
+    if max_new_tokens == 0:
         return tokens
-    options = (sampling, max_new_tokens, tuple(stop), pad, str(batch_layout))
+    _check_positions(model, tokens.shape[1], max_new_tokens)
+    options = (sampling, max_new_tokens, stops, pad, str(batch_layout))
     with _evaluating(model):
         known = _programs.setdefault(model, {})
         if options not in known:
             forward = _forward_of(model, tokens.shape[1] + max_new_tokens)
             shard = (lambda x: layout(x, batch_layout)) if batch_layout is not None else (lambda x: x)
-            known[options] = _program(forward, parameter.mesh, sampling, max_new_tokens, tuple(stop), pad, shard)
-        made, count = known[options](tokens, seen)
+            known[options] = _program(forward, parameter.mesh, sampling, max_new_tokens, stops, pad, shard)
+        made, count = known[options](torch.where(seen, tokens, 0), seen)
         return torch.cat([tokens, made.full_tensor()[:, : int(count.item())]], 1)
 
 
@@ -162,8 +175,8 @@ def _program(
                 mask = (visible | ((places >= prompt) & (places <= place)))[:, None, None, :]
                 cache = Cache(prompt + count, place, pytree.tree_unflatten(list(held), structure))
                 position = (positions[:, -1] + i)[:, None]
-                token = sampling(forward(token[:, None], position, mask, cache)[:, -1])
-                token = torch.where(done, pad, token)
+                fed = torch.where(done, 0, token)[:, None]  # `pad` is any number, and need be no token of the model's
+                token = torch.where(done, pad, sampling(forward(fed, position, mask, cache)[:, -1]))
                 made = torch.where(torch.arange(count) == i, token[:, None], made)
                 return i + 1, done | ended(token), token, made, *pytree.tree_leaves(cache.layers)
 
@@ -174,16 +187,64 @@ def _program(
     return program(generate, mesh=mesh)
 
 
+def _check_count(name: str, count: Any, least: int) -> None:
+    if not isinstance(count, Integral) or isinstance(count, bool) or count < least:
+        raise ProgramError(f"{name}={count!r}", hint=f"give a whole number from {least}.", source=user_source())
+
+
+def _check_positions(model: nn.Module, prompt: int, count: int) -> None:
+    """Raise ProgramError where the model has a table of positions that is too short. Rotations have no end."""
+    config = getattr(model, "config", None)
+    if getattr(config, "rope_parameters", None):
+        return
+    positions = getattr(model, "sequence", None) if config is None else getattr(config, "max_position_embeddings", None)
+    if isinstance(positions, int) and prompt + count - 1 > positions:  # the last token is not given to the model
+        room = positions + 1 - prompt
+        raise ProgramError(
+            f"{type(model).__name__} has {positions} positions, too few for a prompt of {prompt} tokens and {count} "
+            "new ones",
+            hint=(f"give max_new_tokens={room} at most, or " if room > 0 else "give ")
+            + f"the end of each prompt: prompt[-{max(1, positions + 1 - count)}:]"
+            + ("." if count <= positions else f", and max_new_tokens={positions} at most."),
+            source=user_source(),
+        )
+
+
+def _tokens(what: str, given: Any) -> torch.Tensor:
+    """i64[n]. Raises ProgramError for what are no tokens."""
+    try:
+        found = torch.as_tensor(given)
+    except (TypeError, ValueError, RuntimeError):
+        found = torch.empty(0, 0)
+    if found.ndim != 1 or (found.numel() and (found.is_floating_point() or found.is_complex())):
+        shown = f"{given!r:.60}"
+        raise ProgramError(
+            f"{what} is no list of tokens: {shown}",
+            hint="give whole numbers, as a tokenizer makes them: generate(model, [[5, 8, 2], [7]], …, stop=[2]).",
+            source=user_source(),
+        )
+    return found.long()
+
+
 def _padded(prompts: torch.Tensor | Sequence[Sequence[int]], pad: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The prompts as i64[batch, longest], padded on the left, and which of these are no padding."""
-    rows = list(prompts)
+    if isinstance(prompts, (str, Mapping)) or not hasattr(prompts, "__iter__"):
+        raise ProgramError(
+            f"prompts is a {type(prompts).__qualname__}",
+            hint='give lists of tokens; of what a tokenizer made, tokenizer(texts)["input_ids"].',
+            source=user_source(),
+        )
+    if not isinstance(pad, Integral):
+        raise ProgramError(f"pad={pad!r}", hint="give a whole number: pad=0.", source=user_source())
+    whole = prompts.full_tensor() if isinstance(prompts, DistributedTensor) else prompts
+    rows = [_tokens(f"prompt {number}", row) for number, row in enumerate(whole)]
     if not rows or any(len(row) == 0 for row in rows):
         raise ProgramError("an empty prompt", hint="give at least one token in each.", source=user_source())
     longest = max(map(len, rows))
     tokens = torch.full((len(rows), longest), pad, dtype=torch.int64)
     seen = torch.zeros(len(rows), longest, dtype=torch.bool)
     for row, at, tokens_seen in zip(rows, tokens, seen, strict=True):
-        at[longest - len(row) :] = torch.as_tensor(row)
+        at[longest - len(row) :] = row
         tokens_seen[longest - len(row) :] = True
     return tokens, seen
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -208,13 +209,57 @@ def test_wrong_arguments_are_named() -> None:
         generate(GPT(), PROMPTS, max_new_tokens=2)
     with partitioned_mesh(data=2) as mesh:
         model = module_to_mesh(GPT(), mesh, {})
-        with pytest.raises(ProgramError, match="an empty prompt"):
-            generate(model, [[1], []], max_new_tokens=2)
+        for prompts, message in [
+            ([[1], []], "an empty prompt"),
+            ([[1, 2], [0.5]], r"prompt 1 is no list of tokens: \[0.5\]"),
+            ([5, 6], "prompt 0 is no list of tokens: 5"),
+            (["text"], "prompt 0 is no list of tokens: 'text'"),
+            ("text", "prompts is a str"),
+            ({"input_ids": [[5]]}, r'(?s)prompts is a dict.*\["input_ids"\]'),
+        ]:
+            with pytest.raises(ProgramError, match=message):
+                generate(model, prompts, max_new_tokens=2)  # type: ignore[arg-type]
     for options, message in [
         ({"temperature": -1.0}, "temperature=-1.0"),
         ({"temperature": 1.0, "top_k": 0}, "top_k=0"),
         ({"temperature": 1.0, "top_p": 1.5}, "top_p=1.5"),
+        ({"temperature": math.nan}, "temperature=nan"),
+        ({"temperature": 1e-45}, "temperature=1e-45"),
+        ({"temperature": 1.0, "top_k": True}, "top_k=True"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1"),
+        ({"stop": 5}, "stop is no list of tokens: 5"),
+        ({"stop": [[5], [6]]}, "stop is no list of tokens"),
         ({"top_k": 3}, "top_k and top_p without a temperature"),
     ]:
         with pytest.raises(ProgramError, match=message):
-            generate(GPT(), PROMPTS, max_new_tokens=2, **options)
+            generate(GPT(), PROMPTS, **{"max_new_tokens": 2, **options})
+
+
+def test_padding_is_any_number() -> None:
+    model = family("llama")
+    wanted = theirs(model, 4)
+    stop = [int(wanted[0, -3])]
+    with partitioned_mesh(data=2) as mesh:
+        module_to_mesh(model, mesh, {})
+        found = generate(model, PROMPTS, max_new_tokens=4, stop=stop, pad=-1)
+    wanted[0, -2:] = -1
+    for row, prompt in zip(wanted, PROMPTS, strict=True):
+        row[: 4 - len(prompt)] = -1
+        for at in range(4, 7):
+            if int(row[at]) in stop:
+                row[at + 1 :] = -1
+    assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "gpt2"])
+def test_a_table_of_positions_ends(kind: str) -> None:
+    model: Any = GPT(vocabulary=61, width=32, layers=1, heads=4, sequence=1024) if kind == "gpt" else family(kind)
+    prompt = [1] * 1023
+    with partitioned_mesh(data=2) as mesh:
+        module_to_mesh(model, mesh, {})
+        with pytest.raises(ProgramError, match=r"(?s)has 1024 positions.*max_new_tokens=2 at most.*prompt\[-1022:\]"):
+            generate(model, [prompt], max_new_tokens=3)
+        with pytest.raises(ProgramError, match=r"(?s)  give the end of each prompt: prompt\[-1022:\]"):
+            generate(model, [prompt * 2], max_new_tokens=3)
+        assert generate(model, [prompt], max_new_tokens=2).shape == (1, 1025)
+        assert generate(model, [prompt[-1022:]], max_new_tokens=3).shape == (1, 1025)
