@@ -1,9 +1,11 @@
 """What users write in: meshes, distributed tensors, programs."""
 
-# These add to the recorder's table of ops that are not recorded as they are, to PyTorch's optimizers and torch.compile.
+# These add to the recorder's table of ops that are not recorded as they are, to PyTorch's optimizers, torch.compile and
+# the full state of torch.distributed.checkpoint.
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
 from monarch.language.recorder import branchless, composites, foreach, forms, higher_order, questions, random, recurrent  # noqa: F401  isort: skip
 from monarch.language.programs import dynamo  # noqa: F401  isort: skip
+from monarch.language.tensors import gathered  # noqa: F401  isort: skip
 from monarch.compiler.plan import CompileOptions
 from monarch.language.eager.flush import discard, flush
 from monarch.language.errors import OperatorError

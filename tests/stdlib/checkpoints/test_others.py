@@ -15,6 +15,12 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as torch_dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 import monarch
@@ -61,6 +67,24 @@ def test_dcps_own_calls(tmp_path: Path) -> None:
     assert torch.equal(model.weight.full_tensor(), before)
     monarch.load(tmp_path / "c", into={"model": (other := nn.Linear(5, 3))})
     assert torch.equal(other.weight, before)
+
+
+@pytest.mark.parametrize("cpu_offload", [False, True])
+def test_the_full_state_of_dcp_is_plain_and_comes_back(cpu_offload: bool) -> None:
+    model = monarch.module_to_mesh(nn.Linear(5, 3), Mesh(a=2), {"weight": "[-, @a]"})
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    options = StateDictOptions(full_state_dict=True, cpu_offload=cpu_offload)
+    found, state = get_state_dict(model, optimizer, options=options)
+    assert all(type(each) is torch.Tensor for each in [*found.values(), *state["state"]["weight"].values()])
+    assert torch.equal(found["weight"], model.weight.full_tensor())
+    mean = optimizer.state[model.weight]["exp_avg"]
+    assert torch.equal(state["state"]["weight"]["exp_avg"], mean.full_tensor())
+    found["weight"] = found["weight"] + 1
+    set_model_state_dict(model, found, options=options)
+    assert torch.equal(model.weight.full_tensor(), found["weight"])
+    assert get_model_state_dict(model)["weight"].tensor_type == model.weight.tensor_type
 
 
 @pytest.mark.parametrize(
