@@ -6,6 +6,7 @@ import re
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.language.rewritten import looked_up, rewritten
+from monarch.language.source import calls_from
 
 
 class OperatorError(MonarchError, RuntimeError):
@@ -49,9 +50,24 @@ _CALLS = {
 _CALLED = re.compile(rf"\b({'|'.join(map(re.escape, _CALLS))})\(")
 
 
+def lengths_error(source: Source | None) -> ProgramError:
+    """A program got the lengths of packed sequences as a tensor, which that of a PackedSequence is too."""
+    return ProgramError(
+        "the lengths of packed sequences are a tensor, and the program has to know them while it is traced",
+        hint="step(x, lengths), step(packed)                   # wrong: only the workers know their values\n"
+        "step(x, lengths.tolist())                        # right: Python's numbers; others trace again\n"
+        "pack_padded_sequence(x, lengths, ...)            # in the program, of these\n"
+        "y, _ = layer(x)                                  # right, for any lengths: the padded batch\n"
+        "last = y[torch.arange(len(x)), lengths - 1]      # and the last output of each sequence (batch_first)",
+        source=source,
+    )
+
+
 def branch_error(source: Source | None) -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
     traced."""
+    if calls_from("/torch/nn/modules/rnn.py"):  # a recurrent layer reads a PackedSequence's `batch_sizes`
+        return lengths_error(source)
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
     instead = rewritten(source)
     right = instead or ["y = torch.where(loss > 0.1, a, b)"]

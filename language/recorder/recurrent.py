@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.record import enter
+from monarch.language.errors import lengths_error
 from monarch.language.recorder.composites import composite
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import current_program, outside_programs
@@ -159,14 +159,7 @@ def _plain(numbers: torch.Tensor) -> torch.Tensor:
         return numbers.full_tensor()
     found = known_value(recording, numbers)
     if found is None:
-        raise ProgramError(
-            "the lengths of packed sequences are a tensor, and the program has to know them while it is traced",
-            hint="step(x, lengths)                                 # wrong: only the workers know their values\n"
-            "step(x, lengths.tolist())                        # right: Python's numbers; others trace again\n"
-            "y, _ = layer(x)                                  # right, for any lengths: the padded batch\n"
-            "last = y[torch.arange(len(x)), lengths - 1]      # and the last output of each sequence (batch_first)",
-            source=user_source(),
-        )
+        raise lengths_error(user_source())
     return found
 
 

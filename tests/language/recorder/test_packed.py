@@ -92,6 +92,18 @@ def test_lengths_are_arguments_as_numbers_and_refused_as_tensors(mesh: Mesh) -> 
     assert torch.equal(whole(pack(batch, placed)), pack(X, torch.tensor(SORTED)))  # outside: waits for the lengths
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_packed_sequence_is_read_as_an_argument_and_refused_by_layers(mesh: Mesh, kind: Any) -> None:
+    layer = monarch.module_to_mesh(kind(8, 3, batch_first=True), mesh, layouts={"*": None})
+    read = lambda packed: packed.data.sum(1) * packed.batch_sizes[0] + packed.sorted_indices.sum()  # noqa: E731
+    ours, run = monarch.program(read, mesh=mesh), monarch.program(lambda packed: layer(packed)[0].data, mesh=mesh)
+    for lengths in (UNSORTED, UNSORTED.flip(0), UNSORTED):
+        packed = rnn.pack_padded_sequence(X, lengths, batch_first=True, enforce_sorted=False)
+        torch.testing.assert_close(ours(packed).full_tensor(), read(packed))
+        with pytest.raises(ProgramError, match=r"(?s)lengths of packed sequences.*step\(packed\)"):
+            run(packed)
+
+
 @pytest.mark.parametrize("lengths", [[1, 3, 2, 1], [3, 2, 2, 0], [3, 2, 2]], ids=["order", "empty", "number"])
 def test_wrong_lengths_are_pytorchs_errors(lengths: list[int], mesh: Mesh) -> None:
     pack = lambda x: rnn.pack_padded_sequence(x, lengths, batch_first=True).data  # noqa: E731
