@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -65,6 +66,10 @@ class Written:
 
 class Writing(Protocol):
     """What the workers of a mesh write, beside the steps that they run."""
+
+    def belongs_to(self, thread: threading.Thread) -> None:
+        """Say which thread ends it: while that runs, closing the mesh waits for it."""
+        ...
 
     def poll(self) -> Written:
         """How far they are: waits until they have come to this question, behind the steps that were called before it.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 _RECORD_BYTES = 128 << 10
 """About the most that one command says; what is said of one tensor stays together."""
+_LOOK_SECONDS = 0.2
 
 
 class Storing(ABC):
@@ -128,9 +129,11 @@ class Storing(ABC):
             return [*made]
 
     def finish_writing(self) -> None:
-        """Wait until nothing is being written any more: before the workers end."""
+        """Wait until nothing is being written any more: before the workers end. What an interrupt has cut off before a
+        thread had it (see `Writing.belongs_to`) nobody ends, and is not waited for."""
         for writing in list(self._writing or ()):
-            writing.ended.wait()
+            while writing.thread is not None and writing.thread.is_alive() and not writing.ended.wait(_LOOK_SECONDS):
+                pass
 
     def look_at(self, writing: WorkersWriting) -> Written:
         """See `Writing.poll`."""
@@ -174,6 +177,10 @@ class WorkersWriting:
         self.number = number
         self.steps: list[Step] = []
         self.ended = threading.Event()
+        self.thread: threading.Thread | None = None
+
+    def belongs_to(self, thread: threading.Thread) -> None:
+        self.thread = thread
 
     def poll(self) -> Written:
         return self._executor.look_at(self)

@@ -84,9 +84,22 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         raise CheckpointError(f"no format {format!r}", hint='there are "dcp" and "safetensors".')
     with turns:  # a checkpoint is of one moment: no other thread's step comes between two of its tensors
         place, writer, writings = _begin(state, target, format)
-    total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
-    saving = Saving(target, total)
-    threading.Thread(target=_finish, args=(saving, writer, writings, place), name=f"saving {target.name}").start()
+    first = threading.Lock()
+    """Whoever takes it has the rest to do: the thread or, where an interrupt comes before that runs, this one."""
+    try:
+        total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
+        saving = Saving(target, total)
+        arguments = first, saving, writer, writings, place
+        thread = threading.Thread(target=_finish, args=arguments, name=f"saving {target.name}")
+        for writing in writings:
+            writing.belongs_to(thread)
+        thread.start()
+    except BaseException:
+        if first.acquire(blocking=False):
+            for writing in writings:
+                writing.end()
+            place.give_up()
+        raise
     return saving
 
 
@@ -142,7 +155,9 @@ def _start(pieces: Sequence[tuple[Source, Sequence[Any]]]) -> list[Writing]:
     return writings
 
 
-def _finish(saving: Saving, writer: Any, writings: Sequence[Writing], place: Place) -> None:
+def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequence[Writing], place: Place) -> None:
+    if not first.acquire(blocking=False):
+        return
     start = time.monotonic()
     try:
         sums = _wait(saving, writings)

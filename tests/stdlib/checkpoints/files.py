@@ -49,6 +49,9 @@ class DoneWriting:
     def __init__(self, found: list[dict[str, Any]]) -> None:
         self._found = found
 
+    def belongs_to(self, thread: Any) -> None:
+        pass
+
     def poll(self) -> Written:
         assert not any(each["error"] for each in self._found), self._found
         sums = {(file, offset): sums for each in self._found for file, offset, sums in each["sums"]}

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import CheckpointError, DeviceMeshError
+from monarch.runtime.controller.storing import Storing
 from tests import python
 
 BATCH = torch.randn(6, 10), torch.randint(7, (6,))
@@ -212,3 +213,27 @@ def test_a_checkpoint_that_another_thread_saves_is_of_one_moment(tmp_path: Path)
             found = {name: monarch.distribute(torch.zeros(64), mesh, "[@data]") for name in counts}
             monarch.load(tmp_path / str(number), found)
             assert len({tensor.full_tensor()[0].item() for tensor in found.values()}) == 1
+
+
+@pytest.mark.parametrize("where", ["the workers write", "the thread begins"])
+def test_an_interrupt_while_a_save_begins_keeps_no_mesh_from_closing(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh = Mesh(data=2)
+    x = monarch.distribute(torch.arange(8.0), mesh)
+    owner: Any = Storing if where == "the workers write" else threading.Thread
+    name = "write" if where == "the workers write" else "start"
+    real = getattr(owner, name)
+
+    def interrupted(self: Any, *arguments: Any) -> Any:
+        made = real(self, *arguments) if name == "write" else None
+        raise KeyboardInterrupt(made)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as cut:
+        patch.setattr(owner, name, interrupted)
+        monarch.save({"x": x}, tmp_path / "x")
+    monarch.save({"x": x}, tmp_path / "x").result()
+    closing = threading.Thread(target=mesh.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    assert not closing.is_alive(), cut  # which keeps what was under way, as a traceback that is printed does
