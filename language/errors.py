@@ -6,7 +6,6 @@ import re
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.language.rewritten import looked_up, rewritten
-from monarch.language.source import calls_from
 
 
 class OperatorError(MonarchError, RuntimeError):
@@ -66,8 +65,6 @@ def lengths_error(source: Source | None) -> ProgramError:
 def branch_error(source: Source | None) -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
     traced."""
-    if calls_from("/torch/nn/modules/rnn.py"):  # a recurrent layer reads a PackedSequence's `batch_sizes`
-        return lengths_error(source)
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
     instead = rewritten(source)
     right = instead or ["y = torch.where(loss > 0.1, a, b)"]
