@@ -18,11 +18,12 @@ export class CollectivesView implements Shown {
     const { model, measured, store } = page;
     const columns: Column<Collectives>[] = [
       { name: "name", width: "minmax(8rem, 2fr)", cell: ({ at }) => `%${model.name(at)}`, by: ({ at }) => model.name(at) },
-      { name: "op", width: "minmax(5.4rem, 0.8fr)", cell: (each) => (each.count > 1 ? `${each.count.toLocaleString("en-US")} × ${each.op}` : each.op), by: (each) => each.op },
+      { name: "op", width: "minmax(5.4rem, 0.8fr)", cell: (each) => each.op, by: (each) => each.op },
       { name: "over", width: "minmax(3.8rem, 0.5fr)", cell: (each) => model.dimsText(each.dims), by: (each) => model.dimsText(each.dims) },
       { name: "sent", width: "4.8rem", cell: (each) => bytes(each.sent), by: (each) => each.sent, number: true, title: "Bytes that a worker puts in; for all_gather what it gets out" },
       { name: "estimated", width: "5.6rem", cell: (each) => seconds(each.seconds), by: (each) => each.seconds, number: true },
     ];
+    if (model.collectives.some((each) => each.count > 1)) columns.splice(2, 0, { name: "times", width: "4rem", cell: (each) => each.count.toLocaleString("en-US"), by: (each) => each.count, number: true, title: "How often a step runs it: in the rounds of a loop" });
     if (measured) columns.push({ name: "measured", width: "5.6rem", cell: ({ at }) => (Number.isNaN(measured.seconds[at]!) ? "" : seconds(measured.seconds[at]!)), by: ({ at }) => measured.seconds[at] || 0, number: true, title: "Median over steps and workers, waiting for peers included" });
     columns.push(
       { name: "phase", width: "4.8rem", cell: ({ at }) => PHASES[model.phase(at)] ?? "", by: ({ at }) => model.phase(at) },
