@@ -212,7 +212,11 @@ class _Rewrite:
     def is_worth_parting(self, node: fx.Node) -> bool:
         x, half = arguments(node, "self", "half_to_float")
         exact = not half and tensor_type(x).dtype in (torch.float32, torch.float64)
-        return exact and self.are_apart(node, [path for path in self.readers(node) if not _asks_for_shape(path[-1])])
+        return (
+            exact
+            and tensor_type(x).numel > 0
+            and self.are_apart(node, [path for path in self.readers(node) if not _asks_for_shape(path[-1])])
+        )
 
     def take_log_softmax_apart(self, node: fx.Node) -> None:
         x, dim = arguments(node, "self", "dim")

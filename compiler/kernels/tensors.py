@@ -91,7 +91,12 @@ def _called(target: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     try:
         with torch.no_grad():
             return target(*args, **kwargs)
-    except (RuntimeError, NotImplementedError, TypeError):
+    except (
+        RuntimeError,
+        NotImplementedError,
+        TypeError,
+        ZeroDivisionError,
+    ):  # some divide by how many elements there are
         return None
 
 

@@ -99,7 +99,7 @@ def _kept_apart(graph: Graph, mesh_dim: str) -> bool:
     split = [
         node
         for node in graph.calls
-        if node.target in composites() and node not in options.varying and not merged.isdisjoint(options.operands[node])
+        if is_composite(node) and node not in options.varying and not merged.isdisjoint(options.operands[node])
     ]
     for node in split:
         inline(graph, node)
@@ -152,10 +152,18 @@ def composites() -> Decompositions:
     return {**get_decompositions(of_torch), **{find_op(name): how for name, how in own.items()}}
 
 
+def is_composite(node: fx.Node) -> bool:
+    """Whether it can be taken apart: not over nothing, by whose size PyTorch's decompositions divide."""
+    types = (operand.meta["type"] for operand in node.all_input_nodes)
+    return node.target in composites() and not any(
+        isinstance(type_, TensorType) and 0 in type_.shape for type_ in types
+    )
+
+
 def _split_composites(graph: Graph, options: Options) -> list[fx.Node]:
     """The composite ops that a mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
     lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
-    found = [node for node in graph.calls if node.target in composites() and node not in options.varying]
+    found = [node for node in graph.calls if is_composite(node) and node not in options.varying]
     merged = find_split(graph, options) if found else set()
     return [node for node in found if _is_split(options, node) or not merged.isdisjoint(options.operands[node])]
 

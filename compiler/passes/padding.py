@@ -21,7 +21,7 @@ from monarch.compiler.graph import Graph, args_of, provenance, tensor_type
 from monarch.compiler.ops.record import find
 from monarch.compiler.ops.regions import each_region
 from monarch.compiler.ops.schema import is_view
-from monarch.compiler.passes.decompose import composites, inline
+from monarch.compiler.passes.decompose import composites, inline, is_composite
 from monarch.compiler.passes.drop_padding import resized
 from monarch.compiler.passes.simplify import erase_dead
 from monarch.compiler.rules import LocalCall, Rule, Strategy, localize, replace_operands, rule_for, tensor_operands
@@ -187,7 +187,7 @@ class _Pad:
 
     def is_split(self, node: fx.Node, operands: list[fx.Node], needs: Needs) -> bool:
         """Whether a composite op needs the whole of a dim that has padding, and not for want of a gathered weight."""
-        return node.target in composites() and any(
+        return is_composite(node) and any(
             needs.rule.leader(needs.rule.operands[at][dim]) not in needs.fills and _size(operand, dim) > 1
             for at, operand in enumerate(operands)
             if operand not in self.weights

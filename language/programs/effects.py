@@ -222,7 +222,7 @@ class Effects:
             if isinstance(held, kinds.Tensor):
                 ref = dict(zip(*held.before, strict=True)).get("_ref")
                 spot = guards.spot_of.get(id(held.holder))
-                if ref is not None and spot is not None:
+                if ref is not None and spot is not None and id(ref) not in self._inputs:
                     self._refs.setdefault(id(ref), spot)
 
     # -- from a trace --------------------------------------------------------------------------------------------

@@ -46,7 +46,8 @@ def scan(
     combine_fn: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any, *, dim: int = 0, reverse: bool = False
 ) -> tuple[Any, Any]:
     """`carry, y = combine_fn(carry, x)` for each element x of `xs` along `dim`, from `init` on; with `reverse` from the
-    last to the first. Gives what is carried in the end, and the y of all elements, stacked along `dim`.
+    last to the first. Gives what is carried in the end, and the y of all elements, stacked along `dim`: in a program,
+    where there are no elements, `init` and stacks of none; outside of one that is an OperatorError.
 
     `init`, `xs` and what `combine_fn` gives are tensors, or lists, tuples and dicts of these. Differentiable: what is
     carried is kept for each round, and the backward pass runs each round again. Raises ProgramError where `combine_fn`
@@ -86,7 +87,11 @@ def _scanned(
 ) -> tuple[Any, Any]:
     """`scan` outside of programs."""
     if not length:
-        raise OperatorError("scan goes along a dim without elements", source=user_source())
+        raise OperatorError(
+            "scan goes along a dim without elements, and what it gives there is known in a program alone",
+            hint="monarch.program(lambda: monarch.scan(combine_fn, init, xs))()   # right: the init, and no rows",
+            source=user_source(),
+        )
     ys: list[Any] = [None] * length
     for at in reversed(range(length)) if back else range(length):
         carry, ys[at] = combine_fn(carry, pytree.tree_unflatten([each[at] for each in elements], spec))
@@ -109,7 +114,7 @@ def _scan(
     def given(region: RegionRecording) -> tuple[list[DistributedTensor], Any]:
         # Whatever is carried may come to depend on what requires a gradient.
         made = [region.given(each, torch.is_grad_enabled() and is_smooth(each)) for each in carried]
-        made += [region.given(x[0], torch.is_grad_enabled() and x.requires_grad) for x in xs]
+        made += [region.given(_element(x), torch.is_grad_enabled() and x.requires_grad) for x in xs]
         own = iter(made)
         carry = pytree.tree_unflatten([next(own) for _ in carried], spec)
         return made, (carry, pytree.tree_unflatten([*own], xs_spec))
@@ -132,6 +137,11 @@ def _scan(
     results = _Scan(recording, traced, carried, xs, length, reverse).run()
     made: tuple[Any, Any] = restored(traced, results)
     return made
+
+
+def _element(x: torch.Tensor) -> torch.Tensor:
+    """What one round takes of it, as an example: there may be no rounds."""
+    return x[0] if x.shape[0] else x.sum(0, dtype=x.dtype)
 
 
 class _Scan(Differentiable):
@@ -201,7 +211,7 @@ class _Scan(Differentiable):
         with recording_to(region):
             of_carry = [region.given(each) for each, able in zip(gradients[:count], smooth, strict=False) if able]
             sums = [region.given(each) for each in outside]
-            of_ys = [region.given(each[0]) for each in gradients[count:]]
+            of_ys = [region.given(_element(each)) for each in gradients[count:]]
             carry_of = iter(of_carry)
             given = [*(next(carry_of) if able else None for able in smooth), *of_ys]
             takes: list[torch.Tensor | None] = [

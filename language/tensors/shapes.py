@@ -66,6 +66,9 @@ def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         if torch.Tag.dynamic_output_shape in func.tags:
             raise DependsOnData from None
         return _fall_back(func, args, kwargs)
+    except ZeroDivisionError:
+        # PyTorch's shape functions divide by how many elements there are. Its kernels take none.
+        return _on_kernel(func, args, kwargs)
 
 
 _KNOWN: Memo[int | tuple[Any, ...]] = Memo(4096)
@@ -219,6 +222,17 @@ def _fake_mode() -> Any:
     return FakeTensorMode()
 
 
+def _on_kernel(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    from torch.utils import _pytree as pytree
+
+    out = func(*pytree.tree_map(_without_memory, args), **pytree.tree_map(_without_memory, kwargs))
+    return pytree.tree_map_only(torch.Tensor, _left, out)
+
+
+def _left(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
+
+
 def _fall_back(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
     from torch.utils import _pytree as pytree
@@ -228,14 +242,9 @@ def _fall_back(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
             return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
         return torch.device("cpu") if value == _META else value
 
-    def leave(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
-        return value
-
     try:
         with _fake_mode():
             out = func(*pytree.tree_map(enter, args), **pytree.tree_map(enter, kwargs))
     except (DataDependentOutputException, DynamicOutputShapeException):
         raise DependsOnData from None
-    return pytree.tree_map(leave, out)
+    return pytree.tree_map_only(torch.Tensor, _left, out)

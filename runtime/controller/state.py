@@ -41,10 +41,13 @@ E = TypeVar("E", bound=MonarchError)
 
 _REMEMBERED = 1024
 _KINDS: tuple[tuple[type[DeviceMeshError], re.Pattern[str]], ...] = (
-    (DeviceIndexError, re.compile(r"^IndexError\b|\bindex .* is out of bounds for dimension")),
+    (
+        DeviceIndexError,
+        re.compile(r"^IndexError\b|\bindex .* is out of bounds for dimension|\bis out of DATA bounds\b"),
+    ),
 )
 """The errors that failed workers' words stand for, where it is not the general one. Of an index that is out of range
-PyTorch raises an IndexError, and for `gather` and `scatter` a RuntimeError."""
+PyTorch raises an IndexError, for `gather`, `scatter` and `index_select`, as which `x[:, i]` runs, a RuntimeError."""
 
 _CHECK = "CheckFailed: "
 _KIND_RANK = {"stopped": 0, "failed": 1, "dependent": 2, "aborted": 3}

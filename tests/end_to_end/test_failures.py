@@ -102,6 +102,8 @@ def test_an_index_out_of_range_in_a_sharded_table_is_an_index_error() -> None:
             assert isinstance(caught.value, DeviceMeshError)
             assert "test_failures.py" in str(caught.value)
             assert re.search(r"\b9\b", str(caught.value))
+        with pytest.raises(IndexError, match="id=99"):
+            monarch.program(lambda i: table[:, i])(torch.tensor(99)).full_tensor()
         with pytest.raises(RuntimeError, match="from 1 to 9|index 9"):  # without a program, from ATen's own lookup
             monarch.distribute(torch.ones(8), mesh)[torch.tensor([1, 9])].full_tensor()
 

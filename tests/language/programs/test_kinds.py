@@ -282,6 +282,11 @@ def test_a_namespace_is_globals_and_data(mesh: Mesh) -> None:
         assert names["other"] == expected
 
 
+def test_code_in_a_namespace_of_the_call_gives_a_view_of_an_argument(mesh: Mesh) -> None:
+    row = program(lambda x: eval("x[1]", {"x": x}), mesh=mesh)
+    assert row(torch.arange(4.0).view(2, 2)).tolist() == [2.0, 3.0]
+
+
 @pytest.mark.parametrize("keys", [("a", "b"), (torch.nn.ReLU(), torch.nn.ReLU())], ids=["names", "objects"])
 def test_a_defaultdicts_factory_keys_and_entries_are_expected(
     keys: tuple[Any, Any], mesh: Mesh, traces: list[str]

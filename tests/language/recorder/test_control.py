@@ -147,6 +147,17 @@ def test_a_scan_is_that_of_a_for(mesh: str, reverse: bool, layouts: Any) -> None
     expect_same(mesh, scanned, plain, tensors((6, 4, 8), (8, 8), (4, 8)), layouts)
 
 
+@pytest.mark.parametrize(("mesh", "layouts"), [("partitioned", ["[-, @data]", None, None]), ("kernels", None)])
+def test_a_scan_over_nothing_gives_what_it_carries(mesh: str, layouts: Any) -> None:
+    def scanned(xs: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return monarch.scan(lambda h, x: (torch.tanh(x * w + h), x * 2), h, xs)
+
+    def plain(xs: torch.Tensor, h: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return h, xs * 2
+
+    expect_same(mesh, scanned, plain, tensors((0, 8), (8,), (8,)), layouts)
+
+
 def test_branches_and_loops_nest_with_their_gradients() -> None:
     def nested(xs: torch.Tensor, w: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
         def combine(carry: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
