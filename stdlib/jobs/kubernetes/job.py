@@ -172,6 +172,7 @@ class KubernetesJob(JobTrait):
             try:
                 self._kill()
             except MonarchError as left:
+                shutil.rmtree(folder, ignore_errors=True)  # keys: nobody will attach these pods
                 error.add_note(f"what the job had created is left, with the label {JOB}={self._name}: {left}")
             raise
 

@@ -196,7 +196,8 @@ def test_what_the_cluster_refuses_is_an_error_and_leaves_nothing(cluster: Cluste
     first.kill()
     cluster.forbidden = {("create", "pods"), ("deletecollection", "secrets")}
     with pytest.raises(monarch.MonarchError, match="cannot create resource .pods. in API group") as raised:
-        asked(cluster).apply()
+        (refused := asked(cluster)).apply()
+    assert not Path(refused._folder).exists()  # with its keys
     assert "needs a role for pods" in str(raised.value)
     (note,) = raised.value.__notes__
     assert "is left, with the label monarch-job=" in note and 'cannot deletecollection resource "secrets"' in note
