@@ -105,18 +105,21 @@ def _reader(
 ) -> Source:
     """What gives a pyarrow RecordBatchReader for each epoch."""
 
-    def parts(epoch: int) -> Generator[Columns]:
-        reader = opened()
-        row = 0
-        try:
-            _check(reader.schema.names, columns)
-            for batch in reader:
-                yield from_arrow(batch if columns is None else batch.select(list(columns)), row)
-                row += batch.num_rows
-        finally:
-            reader.close()
+    return Sequential(name, lambda epoch: _parts_of_reader(opened(), columns), length, once)
 
-    return Sequential(name, parts, length, once)
+
+def _parts_of_reader(reader: Any, columns: Sequence[str] | None) -> Generator[Columns]:
+    row = 0
+    try:
+        _check(reader.schema.names, columns)
+        for batch in reader:
+            yield from_arrow(batch if columns is None else batch.select(list(columns)), row)
+            row += batch.num_rows
+    finally:
+        reader.close()
+
+
+_is_reader = _of("pyarrow", "RecordBatchReader")
 
 
 def _arrow_dataset(given: Any, columns: Sequence[str] | None, name: str = "") -> Source:
@@ -341,7 +344,10 @@ def _iterated(
     name: str, made: Callable[[int], Iterable[Any]], columns: Sequence[str] | None, once: bool = False
 ) -> Source:
     def parts(epoch: int) -> Iterator[Columns]:
-        return (_chosen(part, columns) for part in parts_of_rows(made(epoch), _FEW))
+        rows = made(epoch)
+        if _is_reader(rows):
+            return _parts_of_reader(rows, columns)
+        return (_chosen(part, columns) for part in parts_of_rows(rows, _FEW))
 
     return Sequential(name, parts, None, once)
 
@@ -369,7 +375,7 @@ _KINDS: list[tuple[Callable[[Any], bool], _Maker]] = [
     (_of("pyarrow", "Table", "RecordBatch"), _arrow_table),
     (_of("pyarrow", "Dataset"), _arrow_dataset),
     (
-        _of("pyarrow", "RecordBatchReader"),
+        _is_reader,
         lambda given, columns: _reader("an Arrow reader", lambda: given, columns, once=True),
     ),
     (_of("polars", "DataFrame", "LazyFrame"), _polars),

@@ -135,6 +135,13 @@ def test_a_reader_is_read_once() -> None:
         next(iter(batches))
 
 
+def test_a_function_gives_an_arrow_reader_for_each_epoch() -> None:
+    table = pyarrow.table({"x": range(20), "y": range(20)})
+    with stream(lambda: table.to_reader(7), None, batch=8, epochs=2, columns=["x"]) as batches:
+        found = [batch["x"].tolist() for batch in batches]
+    assert found == [list(range(8)), list(range(8, 16)), list(range(16, 20))] * 2
+
+
 def test_rows_are_tuples_and_single_values_as_the_source_has_them() -> None:
     pairs = stream([(row, [row, row + 1]) for row in range(5)], None, batch=5)
     (batch,) = pairs
