@@ -54,11 +54,11 @@ def test_a_failed_step_names_the_line_and_the_worker_and_leaves_state_as_it_was(
             plain.step()
             return loss.detach()
 
-        good = torch.tensor([1, 2, 3, 4])
+        good, targets = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 4])
         for _ in range(4):
-            torch.testing.assert_close(step(good, good).full_tensor(), reference(good, good))
-        failed = step(torch.tensor([1, 2, 3, 99]), good)  # there is no row 99; only worker data=1 is asked for it
-        after = step(good, good)  # sent before anybody knows
+            torch.testing.assert_close(step(good, targets).full_tensor(), reference(good, good))
+        failed = step(torch.tensor([1, 2, 3, 99]), targets)  # there is no row 99; only worker data=1 is asked for it
+        after = step(good, targets)  # sent before anybody knows
         with pytest.raises(DeviceMeshError) as caught:
             failed.item()
         text = str(caught.value)
@@ -71,7 +71,7 @@ def test_a_failed_step_names_the_line_and_the_worker_and_leaves_state_as_it_was(
         for p, expected in zip(model.parameters(), dense.parameters(), strict=True):
             torch.testing.assert_close(p.full_tensor(), expected.detach())
         for _ in range(3):
-            torch.testing.assert_close(step(good, good).full_tensor(), reference(good, good))
+            torch.testing.assert_close(step(good, targets).full_tensor(), reference(good, good))
 
 
 def test_a_killed_worker_is_named_and_nothing_hangs() -> None:
