@@ -97,7 +97,7 @@ MANY += "%1 = reduce sum %0\n%2 = store b0 [1, 0] %1\n}\n"
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(splitting, "LEAST_WORK", 1024)
-    monkeypatch.setattr("monarch.compiler.kernels.cpp.emit._LEAST_WORK", 8)
+    monkeypatch.setattr("monarch.compiler.kernels.cpp.emit.LEAST_WORK", 8)
 
 
 def tensors(kernel: Kernel) -> list[torch.Tensor]:
