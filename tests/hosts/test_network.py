@@ -179,7 +179,7 @@ def test_nothing_is_left_after_a_failure() -> None:
 def test_what_a_killed_process_left_is_removed() -> None:
     """By whoever makes the next network: by then it may have been another process of tests."""
     code = "import os, signal\nfrom tests.hosts.network import ip, network\nwith network(2) as net:\n"
-    code += "    print(net.name, net._name in ip('link'), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    code += "    print(net.name, net.name in ip('link'), flush=True)\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     name, there = killed.stdout.split()
