@@ -257,12 +257,14 @@ class DistributedTensor(_Base):
 
         @property
         def placements(self) -> Any:
+            """None: raises AttributeError, which names `sharding` and `to_dtensor`."""
             raise AttributeError(
                 "a tensor of a mesh has no 'placements': x.sharding is its layout, and x.to_dtensor() a DTensor"
             )
 
         @property
         def device_mesh(self) -> Any:
+            """None: raises AttributeError, which names `mesh` and `to_dtensor`."""
             raise AttributeError(
                 "a tensor of a mesh has no 'device_mesh': x.mesh is its mesh, and x.to_dtensor() a DTensor"
             )

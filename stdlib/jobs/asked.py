@@ -26,12 +26,14 @@ def hosts_of(job: str, name: str, count: Any) -> int:
 
 
 def port_of(job: str, port: Any) -> int:
+    """The port that a job's hosts listen on. ValueError for what is no number from 1 to 65535."""
     if not isinstance(port, int) or isinstance(port, bool) or not 0 < port < 1 << 16:
         raise ValueError(f"the hosts of a {job} cannot listen on port {port!r}: give a number from 1 to 65535")
     return port
 
 
 def seconds_of(name: str, seconds: Any) -> float | None:
+    """The seconds that the argument `name` gives, or None. ValueError for what is neither None nor a number from 0."""
     number = isinstance(seconds, (int, float)) and not isinstance(seconds, bool)
     if seconds is not None and not (number and math.isfinite(seconds) and seconds >= 0):
         raise ValueError(f"{name}={seconds!r}: give a number of seconds from 0, or None")
