@@ -29,8 +29,9 @@ REDUCTIONS = ("sum", "max", "min", "prod")
 VARYING = "varying"
 
 ITEM_SIZES = {
-    "f64": 8, "f32": 4, "f16": 2, "bf16": 2, "c64": 8, "c128": 16,
+    "f64": 8, "f32": 4, "f16": 2, "bf16": 2,
     "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1,
+    "c64": 8, "c128": 16,
 }  # fmt: skip
 """The bytes of an element, by the names of dtypes (`types.DTYPES`)."""
 
