@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from monarch.compiler.cli.look import is_program, no_program, seen_plan
+from monarch.compiler.cli.options import LANGUAGES
 from monarch.compiler.cli.screen import console, line, plain, print_json, size
 from monarch.compiler.cli.sections import by as by_group
 from monarch.compiler.cli.sections import comms, kernels, memory, overview
@@ -61,6 +62,8 @@ def inspect(
     """Print the sections, texts and pages that are asked for; an overview where nothing is."""
     if html is None and (trace is not None or against is not None):
         raise MonarchError("--trace and --against are for the page", hint="say where to write it: --html page.html.")
+    if emit is not None and emit not in LANGUAGES:
+        raise MonarchError(f"--emit {emit!r}: it is one of {', '.join(LANGUAGES)}")
     if emit is None and kernel is not None:
         raise MonarchError("--kernel says of which kernels the source is shown", hint="say in what: --emit triton.")
     if hosts is not None and not survives:

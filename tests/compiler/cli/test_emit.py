@@ -63,13 +63,15 @@ def test_one_kernel_by_name(folder: Path, monarchc: Run) -> None:
 
 
 def test_what_cannot_be_shown(folder: Path, monarchc: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def error(*arguments: str) -> str:
-        return monarchc("inspect", *arguments, code=2).err.removeprefix("monarchc: error: ")
+    def error(*arguments: str, traced: bool = True) -> str:
+        told, _, message = monarchc("inspect", *arguments, code=2).err.partition("monarchc: error: ")
+        assert ("mlp.py was imported" in told) == traced  # what is wrong whatever the program is, is told before
+        return message
 
-    assert error("mlp.py", "--emit", "fortran") == "--emit 'fortran': it is one of cpp, triton, ptx\n"
+    assert error("mlp.py", "--emit", "fortran", traced=False) == "--emit 'fortran': it is one of cpp, triton, ptx\n"
     assert error("mlp.py", "--emit", "ptx").startswith("mlp is compiled for CPUs, and has no PTX\n")
     assert error("mlp.py", "--emit", "cpp", "--kernel", "relo") == "mlp has no kernel 'relo'\n  did you mean relu?\n"
-    assert error("mlp.py", "--kernel", "relu").startswith("--kernel says of which kernels")
+    assert error("mlp.py", "--kernel", "relu", traced=False).startswith("--kernel says of which kernels")
     monkeypatch.setenv("MONARCH_KERNELS", "off")
     assert error("mlp.py", "--emit", "cpp").startswith("mlp has no generated kernels\n")
 
