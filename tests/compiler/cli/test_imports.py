@@ -57,16 +57,25 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_without_it_a_plan_that_calls_such_an_op_is_refused(compiled: Path) -> None:
-    result = monarchc(compiled, "inspect", "step.mplan")
+NEEDS_OPS = [["run", "step.mplan", "--fill", "zeros"], ["inspect", "step.mplan", "--html", "page.html"]]
+
+
+@pytest.mark.parametrize("command", NEEDS_OPS, ids=lambda command: command[0])
+def test_without_it_a_plan_that_calls_such_an_op_is_refused(compiled: Path, command: list[str]) -> None:
+    result = monarchc(compiled, *command)
     assert result.returncode == 2
     assert "Import what registers the ops of 'ownops' first" in result.stderr
     assert "--import" in result.stderr
 
 
-@pytest.mark.parametrize("name", ["own_ops", "own_ops.py"])
-def test_with_it_the_plan_opens(compiled: Path, name: str) -> None:
-    result = monarchc(compiled, "--import", name, "inspect", "step.mplan", "--by", "op")
+@pytest.mark.parametrize(("name", "command"), [("own_ops", NEEDS_OPS[0]), ("own_ops.py", NEEDS_OPS[1])])
+def test_with_it_the_plan_opens(compiled: Path, name: str, command: list[str]) -> None:
+    result = monarchc(compiled, "--import", name, *command)
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_plan_is_looked_at_without_its_ops(compiled: Path) -> None:
+    result = monarchc(compiled, "inspect", "step.mplan", "--by", "op")
     assert result.returncode == 0, result.stderr
     assert "ownops.twice" in result.stdout
 
