@@ -15,10 +15,12 @@ import torch.nn.functional as F
 
 from monarch.compiler.ops.grouped import FORMS, grouped_mm
 from monarch.compiler.ops.record import enter
+from monarch.language.errors import OperatorError
 from monarch.language.recorder.dispatch import record
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import current_program
 from monarch.language.recorder.selecting import narrow
+from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
 aten = torch.ops.aten
@@ -102,11 +104,19 @@ def _embedding_bag(
     padding_idx: int | None,
 ) -> tuple[torch.Tensor, ...]:
     """Only the first result, the bags, is a value: the others serve a backward pass that never runs."""
+    if scale_grad_by_freq and weight.requires_grad and torch.is_grad_enabled():
+        raise OperatorError(
+            "the gradient of embedding_bag with scale_grad_by_freq=True: PyTorch's on CPUs divides a row's gradient by "
+            "the count of another row, and on GPUs by its own",
+            hint="rows = F.embedding(indices, weight, scale_grad_by_freq=True) divides by each row's own count; "
+            "rows.sum(1) makes bags of rows of indices.",
+            source=user_source(),
+        )
     if include_last_offset:
         offsets = offsets[:-1]
     count, width = offsets.shape[0], weight.shape[1]
     bag = torch.searchsorted(offsets, torch.arange(indices.shape[0], dtype=offsets.dtype), right=True) - 1
-    rows = F.embedding(indices, weight, scale_grad_by_freq=scale_grad_by_freq)
+    rows = F.embedding(indices, weight)
     kept = torch.ones_like(indices, dtype=weight.dtype)
     if padding_idx is not None:
         kept = (indices != padding_idx % weight.shape[0]).to(weight.dtype)

@@ -15,6 +15,7 @@ from torch.nn.utils import parametrizations
 import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh
+from monarch.language.errors import OperatorError
 from tests.language.partitioned import partitioned_mesh
 
 X = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(0))
@@ -102,6 +103,27 @@ def test_bags_of_embeddings(mode: str, mesh: Mesh) -> None:
     check(mesh, lambda: nn.EmbeddingBag(10, 4, mode=mode, padding_idx=4), lambda m, i: m(i), TOKENS)
     offsets = torch.tensor([0, 3, 3, 5])
     check(mesh, lambda: nn.EmbeddingBag(10, 4, mode=mode), lambda m, i: m(i.flatten(), offsets), TOKENS)
+
+
+def test_bags_whose_gradients_go_by_frequency(mesh: Mesh) -> None:
+    """PyTorch's gradient on CPUs divides by the counts of other rows: the advice gives one that does not."""
+    table = torch.randn(10, 4)
+    placed = monarch.distribute(table, mesh, "[-, -]").requires_grad_()
+    bags = monarch.program(mesh=mesh)(lambda i: F.embedding_bag(i, placed, scale_grad_by_freq=True, mode="sum").sum())
+    with pytest.raises(OperatorError, match=r"another row.*\n(.|\n)*F.embedding\(indices, weight"):
+        bags(TOKENS)
+    with torch.no_grad():
+        assert bags(TOKENS).full_tensor() == pytest.approx(table[TOKENS].sum().item(), abs=1e-4)
+
+    @monarch.program(mesh=mesh)
+    def advised(i):  # type: ignore[no-untyped-def]
+        rows = F.embedding(i, placed, scale_grad_by_freq=True)
+        (gradient,) = torch.autograd.grad(rows.sum(1).square().sum(), placed)
+        return gradient
+
+    plain = table.clone().requires_grad_()
+    F.embedding(TOKENS, plain, scale_grad_by_freq=True).sum(1).square().sum().backward()
+    torch.testing.assert_close(advised(TOKENS).full_tensor(), plain.grad)
 
 
 @pytest.mark.sample(2)
