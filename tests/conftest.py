@@ -16,6 +16,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import monarch.actor
 
@@ -50,6 +51,14 @@ torch.set_num_threads(1)  # the workers share the machine with the dense run tha
 
 TOGETHER = ("tests/runtime/hosts/launch", "tests/compiler/inspect/page")
 """Folders of tests that share what is long in the making."""
+
+
+@pytest.fixture(autouse=True)
+def watches_end() -> Iterator[None]:
+    """No trace that has ended, in whatever way, follows the optimizers of the tests behind it."""
+    yield
+    watching = [getattr(hook, "__self__", None) for hook in _global_optimizer_pre_hooks.values()]
+    assert [each for each in watching if type(each).__name__ == "OptimizerWatch"] == []
 
 
 @pytest.fixture(autouse=True)

@@ -187,17 +187,23 @@ class OptimizerWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        before = torch_optimizer.register_optimizer_step_pre_hook(self._before)
-        after = torch_optimizer.register_optimizer_step_post_hook(self._after)
         try:
+            torch_optimizer.register_optimizer_step_pre_hook(self._before)
+            torch_optimizer.register_optimizer_step_post_hook(self._after)
             for optimizer in self.reached.values():
                 self._take(optimizer)
             yield
         finally:
-            before.remove()
-            after.remove()
-            self._put_back(self._stepping)
-            self._put_back(self._standing)
+            self.end()
+
+    def end(self) -> None:
+        """Watch no longer. It may be called again, where Ctrl-C came in the first call."""
+        for hooks in (torch_optimizer._global_optimizer_pre_hooks, torch_optimizer._global_optimizer_post_hooks):
+            for number, hook in list(hooks.items()):  # rather than by a handle, which Ctrl-C can lose
+                if getattr(hook, "__self__", None) is self:
+                    hooks.pop(number, None)
+        self._put_back(self._stepping)
+        self._put_back(self._standing)
 
     def restore(self) -> None:
         """Give the optimizers that were met the state that they had."""
@@ -273,10 +279,11 @@ class OptimizerWatch:
     @staticmethod
     def _put_back(swapped: list[_Swap]) -> None:
         """Undo what the program has not changed since."""
-        for group, key, value, stand_in in swapped:
+        while swapped:
+            group, key, value, stand_in = swapped[-1]
             if group.get(key) is stand_in:
                 group[key] = value
-        swapped.clear()
+            swapped.pop()
 
 
 def _is_number(value: Any) -> bool:

@@ -67,6 +67,8 @@ class Call:
     """Their pytree structure, or None where they are a flat tuple."""
     family: Any = None
     """A key that is equal for calls that differ in the values of named sizes alone, where one plan may serve those."""
+    examples: bool = False
+    """Whether the arguments stand for others: one that stands for two is two inputs."""
 
     @cached_property
     def spec(self) -> Any:

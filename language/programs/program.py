@@ -8,7 +8,7 @@ import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
 import torch
@@ -296,12 +296,12 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(self._call_of(args, kwargs), None), self.options)
+        return Traced(self._look(self._examples(args, kwargs), None), self.options)
 
     def trace_named(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Graph, Scope] | None:
         """The graph for all values of the sizes that the annotations name, with these arguments as example, and what
         was decided on them; None where they name none. Raises what says why it is traced for each value."""
-        call = self._call_of(args, kwargs)
+        call = self._examples(args, kwargs)
         symbols = symbols_for(call.values)
         return None if symbols is None else (self._look(call, symbols), symbols.scope)
 
@@ -354,6 +354,9 @@ class Program(Generic[P, R]):
         call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
         call.check()
         return call
+
+    def _examples(self, args: Any, kwargs: Any) -> Call:
+        return replace(self._call_of(args, kwargs), examples=True)
 
     def _look(self, call: Call, symbols: Any) -> Graph:
         attempt = Attempt()

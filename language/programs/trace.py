@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -277,7 +277,7 @@ def _trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        inputs_, arguments = _symbolic(recording, leaves, types, call.names, call.meshes, symbolic)
+        inputs_, arguments = _symbolic(recording, call, leaves, types, symbolic)
         args, kwargs = pytree.tree_unflatten(inputs_, call.spec)
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
@@ -334,7 +334,8 @@ def _trace(
             raise Specialise(f"it handles an error that a named size may have caused: {entered.handled}")
     except BaseException as error:
         attempt.asks_type = entered.asks_type
-        current.recording = before  # an interrupt may come where a context manager would have given this back
+        current.recording = before  # an interrupt may come where a context manager would have given this back,
+        watch.end()  # or have ended that
         refused = current.refused
         if refused is not None and refused is not error and isinstance(error, (Exception, Ended)):
             raise refused from None
@@ -506,17 +507,12 @@ _NAMED = (torch.SymInt, torch.SymBool)
 
 
 def _symbolic(
-    recording: Recording,
-    leaves: list[Any],
-    types: dict[int, TensorType],
-    names: dict[int, str],
-    meshes: Mapping[int, Mesh],
-    scalars: bool,
+    recording: Recording, call: Call, leaves: list[Any], types: dict[int, TensorType], scalars: bool
 ) -> tuple[list[Any], dict[str, int]]:
     """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
     made: list[Any] = []
     arguments: dict[str, int] = {}
-    repeats = dict(repeats_of(leaves))
+    repeats = {} if call.examples else dict(repeats_of(leaves))
     for number, leaf in enumerate(leaves):
         if number in repeats:  # one tensor is one input: code may ask, and differentiate by it
             made.append(made[repeats[number]])
@@ -526,8 +522,8 @@ def _symbolic(
                 _fake(recording, leaf, types[number]),
                 number,
                 types[number],
-                names.get(number),
-                leaf.mesh if isinstance(leaf, DistributedTensor) else meshes.get(number),
+                call.names.get(number),
+                leaf.mesh if isinstance(leaf, DistributedTensor) else call.meshes.get(number),
             )
             symbol.requires_grad_(leaf.requires_grad)
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:

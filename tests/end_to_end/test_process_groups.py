@@ -94,15 +94,15 @@ def test_training_goes_on_after_a_step_that_failed() -> None:
             plain.step()
             return loss.detach()
 
-        good = torch.arange(512) % 16
+        good, targets = torch.arange(512) % 16, torch.arange(512) % 16
         bad = torch.where(torch.arange(512) == 511, 99, good)
         for _ in range(2):
             for _ in range(3):
-                torch.testing.assert_close(step(good, good).full_tensor(), reference(good))
-            failed = step(bad, good)  # only worker data=1 is asked for row 99
+                torch.testing.assert_close(step(good, targets).full_tensor(), reference(good))
+            failed = step(bad, targets)  # only worker data=1 is asked for row 99
             with pytest.raises(DeviceMeshError, match="worker data=1 failed in .*: index out of range"):
                 failed.item()
-        torch.testing.assert_close(step(good, good).full_tensor(), reference(good))
+        torch.testing.assert_close(step(good, targets).full_tensor(), reference(good))
 
 
 def test_a_backend_that_is_not_known_or_cannot_move_the_tensors() -> None:

@@ -315,3 +315,10 @@ def test_an_argument_that_is_compared_with_a_tensor_of_pythons_is_refused(mesh: 
         with pytest.raises(ProgramError, match="it asks by 'is' or 'id' which tensor"):
             step(state)
     assert step(state.clone()).tolist() == [1.0, 1.0]
+
+
+def test_an_example_for_two_arguments_is_two_inputs(mesh: Mesh) -> None:
+    """A plan that is made ahead serves arguments of which nobody knows that they are one."""
+    x = torch.ones(4)
+    traced = monarch.program(mesh=mesh)(lambda a, b: a - b).trace(x, x)
+    assert str(traced.graph).count(" = input ") == 2
