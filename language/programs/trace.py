@@ -288,7 +288,7 @@ def _trace(
             if symbols is not None:
                 stack.enter_context(symbols.tracing())
             stack.enter_context(entered.watching())
-            returned = function(*args, **kwargs)
+            returned = next(_apart(function, args, kwargs))
             if current.refused is not None:
                 raise current.refused  # which the program has caught
         if entered.seeded is not None:
@@ -501,6 +501,12 @@ def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[
             if ref is not None and spot is not None:
                 found.setdefault(id(ref.cell), (spot, views_of(ref)))
     return [found.get(id(cell)) for cell in cells]
+
+
+def _apart(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
+    """Gives what the function returns. A generator has an error that it handles to itself: where a refusal is raised at
+    a line of the program's own, in a handler, Python forgets to take back which error is handled."""
+    yield function(*args, **kwargs)
 
 
 _NAMED = (torch.SymInt, torch.SymBool)
