@@ -155,7 +155,8 @@ class Agent:
         try:
             handshake = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)
             session = self._session(handshake, peer)
-            turn = await session.part()
+            turn = session.turn = session.turn + 1  # before anything is waited for: whoever breaks off here ends it
+            await session.part()
             proof, agreed = handshake.finish(session.stream.taken)
             self.sessions[agreed.session.name] = session
             session.known = agreed.session
@@ -279,18 +280,14 @@ class _Session:
             if turn == self.turn:
                 self._running = None
 
-    async def part(self) -> int:
-        """Take nothing more over the connection that there is: another follows, which has the number that this
-        gives."""
-        self.turn += 1
-        turn = self.turn
+    async def part(self) -> None:
+        """Take nothing more over the connection that there is: another follows, which is counted already."""
         if self._timer is not None:
             self._timer.cancel()
         running, self._running = self._running, None
         if running is not None:
             running.cancel()
             await asyncio.wait([running])
-        return turn
 
     def wait(self, give_up: Callable[[], object]) -> None:
         """For another connection, and no longer than it may take."""

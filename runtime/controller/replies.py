@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from collections.abc import Iterable
 from typing import Any
 
@@ -37,7 +39,8 @@ class Replies:
 
     def take(self, rank: int, packet: Any, file: int = -1) -> None:
         """Note what a worker sent. A value too large for a packet is in the file, or behind the packet's head where it
-        has come from another host; the file stays the caller's to close."""
+        has come from another host; the file stays the caller's to close.
+        Raises MonarchError where a limit of the system keeps it from being read; it may be asked for again."""
         kind, command = wire.UP_HEAD.unpack_from(packet)
         body = memoryview(packet)[wire.UP_HEAD.size :]
         if kind == wire.ENDED:
@@ -58,6 +61,8 @@ def _tensor(kind: int, body: memoryview, file: int) -> torch.Tensor:
     dtype, shape, start = wire.read_value_head(body)
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=dtype)
+    if file == wire.LOST_FILE:
+        raise _not_taken_in(body, os.strerror(errno.EMFILE))
     if file < 0 and kind == wire.BUFFER_FILE:  # on another host: what is in it comes when measuring ends
         return torch.zeros(shape, dtype=dtype)
     if file < 0:
@@ -68,8 +73,10 @@ def _tensor(kind: int, body: memoryview, file: int) -> torch.Tensor:
             f"/proc/self/fd/{file}", shared=kind == wire.BUFFER_FILE, size=math.prod(shape), dtype=dtype
         )
     except RuntimeError as error:  # which is all that torch says of the system's errors
-        raise MonarchError(
-            f"a worker's value of {math.prod(shape) * dtype.itemsize:,} bytes cannot be taken in: {error}",
-            hint="A limit is reached: on open files (ulimit -n) or memory. Read it again then.",
-        ) from None
+        raise _not_taken_in(body, str(error)) from None
     return whole.view(shape)
+
+
+def _not_taken_in(body: memoryview, why: str) -> MonarchError:
+    hint = "A limit is reached: on open files (ulimit -n) or memory. Read it again then."
+    return MonarchError(wire.not_taken_in(body, why), hint=hint)

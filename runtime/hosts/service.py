@@ -47,8 +47,10 @@ The plan is decoded and checked here, and its kernels are built here, for this h
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
+import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -407,9 +409,12 @@ class _Part:
             self._behind = behind
             self._say("behind", command=behind)
         for rank, packet, file in self.workers.packets():
-            kind, _ = wire.UP_HEAD.unpack_from(packet)
+            kind, command = wire.UP_HEAD.unpack_from(packet)
             if kind == wire.STARTUP:
                 self._startup(rank, unpack(packet))
+            elif file == wire.LOST_FILE:
+                error = wire.not_taken_in(packet[wire.UP_HEAD.size :], os.strerror(errno.EMFILE))
+                self._say("packet", wire.Report("failed", rank, command, error).encode(), rank=rank)
             elif kind == wire.BUFFER_FILE:
                 self._buffers[rank] = mmap.mmap(file, 0)
                 self._say("packet", packet, rank=rank)

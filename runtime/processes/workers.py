@@ -34,7 +34,8 @@ _MISSED_SECONDS = 1.0
 _ROOM_FOR_A_FILE = (socket.CMSG_SPACE(4),)
 
 Packet = tuple[int, bytes, int]
-"""From a worker: its rank, what it sent, and a file that came with it, or -1."""
+"""From a worker: its rank, what it sent, and a file that came with it, or -1; `wire.LOST_FILE` where one came for which
+this process had no descriptor left."""
 
 
 class Processes(Protocol):
@@ -287,7 +288,7 @@ class Workers:
                     # In one call, so that no signal's handler comes between a packet's leaving the socket and this.
                     inbox.extend(map(end.recvmsg, (wire.PACKET_BYTES,), _ROOM_FOR_A_FILE))
             while inbox and (packet := inbox[0])[0]:
-                file = -1
+                file = wire.LOST_FILE if packet[2] & socket.MSG_CTRUNC else -1
                 for level, type_, data in packet[1]:
                     if level == socket.SOL_SOCKET and type_ == socket.SCM_RIGHTS:
                         (file,) = array("i", data)

@@ -52,6 +52,7 @@ Once a worker of the mesh has died, the others end their session (see `worker.lo
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -118,6 +119,8 @@ REPORT, VALUE, VALUE_FILE, COUNTED, BUFFER_FILE, STARTUP, DOUBT, ENDED = range(1
 UP_HEAD = struct.Struct("=2q")
 PACKET_BYTES = 128 << 10
 TEXT_LIMIT = 12_000
+LOST_FILE = -2
+"""In place of a descriptor: the system dropped the file of a packet, for the limit on open files was reached."""
 
 
 @dataclass
@@ -179,6 +182,12 @@ def read_value_head(body: bytes | memoryview) -> tuple[torch.dtype, tuple[int, .
     code, ndim = PAIR.unpack_from(body)
     shape = struct.unpack_from(f"={ndim}q", body, PAIR.size)
     return DTYPE_LIST[code], shape, PAIR.size + 8 * ndim
+
+
+def not_taken_in(body: bytes | memoryview, why: str) -> str:
+    """What a value, of which this is the head, cannot be read for."""
+    dtype, shape, _ = read_value_head(body)
+    return f"a worker's value of {math.prod(shape) * dtype.itemsize:,} bytes cannot be taken in: {why}"
 
 
 def raw(tensor: torch.Tensor) -> torch.Tensor:

@@ -83,7 +83,8 @@ def _own(pipe: Connection, make: Callable[[], Any], transports: tuple[str, ...] 
 
 @pytest.fixture(autouse=True)
 def fresh() -> Iterator[None]:
-    """Every test has an endpoint of its own."""
+    """Every test has an endpoint of its own: also the first one, where another file's has left one."""
+    rdma.close()
     yield
     rdma.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -21,6 +23,7 @@ from monarch.runtime.control.host_info import release
 from monarch.runtime.control.message import Message
 from monarch.runtime.control.records import Attach
 from monarch.runtime.control.security import split_address
+from monarch.runtime.control.stream import Stream
 from monarch.runtime.control.tree import HostTree
 from monarch.testing import chaos
 from tests.runtime.control.hosts import SECONDS, Subscriber, attached, running, token_security
@@ -318,6 +321,33 @@ def test_without_a_bound_to_reconnect_a_cut_ends_the_session() -> None:
             link.cut()
             assert list(answers.lost(1)) == [0]
             assert hosts[0].made[0].ended.wait(SECONDS)
+
+
+def test_a_connection_that_breaks_while_it_takes_over_does_not_keep_its_session(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A controller connects again, and is cut off again before the host has let go of the connection before."""
+    plain, takes_over = Stream.run, threading.Event()
+
+    async def run(self: Stream, *given: Any) -> str:
+        try:
+            return await plain(self, *given)
+        except asyncio.CancelledError:
+            takes_over.set()
+            await asyncio.sleep(BOUND / 2)
+            raise
+
+    monkeypatch.setattr(Stream, "run", run)
+    with running(1) as (host,), raw(host.address) as stream, raw(host.address) as second:
+        seal = sealed(stream)
+        stream.write(seal(Attach(0, (host.address,), 8, SECONDS, BOUND)))
+        service = host.services.get(timeout=SECONDS)
+        again = ControllerHandshake(token_security().secret, release(), stream.session)
+        second.write(again.hello())
+        second.write(again.prove(second.read()))
+        assert takes_over.wait(SECONDS)
+        second.end()
+        assert service.ended.wait(SECONDS)
 
 
 def test_a_stranger_who_names_a_session_does_not_end_its_connection() -> None:

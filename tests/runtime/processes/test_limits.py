@@ -8,6 +8,8 @@ import json
 import os
 import resource
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -46,6 +48,19 @@ class Asked:
             return found
 
 
+@contextmanager
+def no_file() -> Iterator[None]:
+    """In the block this process can open nothing."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.dup(0)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_what_cannot_be_forked_counts_as_ended_and_the_rest_lives_on(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = Asked()
 
@@ -67,14 +82,8 @@ def test_what_cannot_be_forked_counts_as_ended_and_the_rest_lives_on(monkeypatch
 def test_files_that_do_not_come_keep_the_processes_from_starting_and_nothing_else() -> None:
     asked = Asked()
     asked.fork([0])
-    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    lowest = os.dup(0)
-    os.close(lowest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
-    try:
+    with no_file():
         assert asked.warm.receive()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     (told,) = asked.told()
     assert told["how"] == "could not be started: Too many open files"
 
@@ -97,3 +106,13 @@ def test_a_value_that_a_limit_keeps_from_being_read_is_read_later() -> None:
             executor.shards(large)
         assert executor.shards(large)[0].sum() == 1 << 18
         assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_value_whose_file_is_cut_off_is_read_later() -> None:
+    """No descriptor is left at all: the system drops the file that the value comes in."""
+    with MeshExecutor(MeshSpec.of(data=1)) as executor:
+        large = executor.put(torch.ones(1 << 18), whole((1 << 18,)))
+        executor.wait(large)
+        with no_file(), pytest.raises(MonarchError, match="1,048,576 bytes cannot be taken in: Too many"):
+            executor.shards(large)
+        assert executor.shards(large)[0].sum() == 1 << 18
