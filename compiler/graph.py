@@ -75,6 +75,7 @@ class Provenance:
     `backward`  whether autograd ran it
     `fused`     kernels only: the nodes that it stands for, which are of the graph before fusion
     `block`     while equal blocks are folded (`compiler/passes/fold.py`): which of those that stay, or None
+    `microbatch` of a pipeline's step: the microbatch that it belongs to, or the last of those that it follows from
     """
 
     source: Source | None = None
@@ -82,6 +83,7 @@ class Provenance:
     backward: bool = False
     fused: tuple[Node, ...] = ()
     block: int | None = None
+    microbatch: int | None = None
 
 
 UNKNOWN = Provenance()

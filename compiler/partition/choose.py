@@ -16,6 +16,7 @@ from monarch.compiler.cost.machine import BALANCED
 from monarch.compiler.graph import args_of
 from monarch.compiler.partition.cost import FORBIDDEN, GATHER, STATE_GATHER, compute_cost, reshard_cost
 from monarch.compiler.partition.margins import margins
+from monarch.compiler.partition.microbatches import alike as equal_in_microbatches
 from monarch.compiler.partition.options import Alternative, Options, Shape
 from monarch.compiler.partition.regions import RegionRule
 from monarch.compiler.partition.solve import CostNetwork
@@ -56,6 +57,7 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
     alike = _Alike(options)
     returned, states = set(graph.returns), graph.states
     costs_of: dict[fx.Node, list[float]] = {}
+    like, firsts = equal_in_microbatches(graph.calls), dict[fx.Node, fx.Node]()
     updated: dict[fx.Node, list[str]] = {}
     for label, value in graph.updates.items():
         updated.setdefault(value, []).append(label)
@@ -67,7 +69,13 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
             own = [c + pending * is_partial(a.after) for c, a in zip(own, alternatives[node], strict=True)]
         for label in updated.get(node, ()):
             own = _with_update(options, states.get(label), node, alternatives[node], own)
-        variables[node], costs_of[node] = network.variable(own), own
+        first = firsts.setdefault(like.get(node, node), node)
+        if first is not node and alternatives[first] == alternatives[node]:
+            variables[node] = variables[first]
+            network.own(variables[node], own)
+        else:
+            variables[node] = network.variable(own)
+        costs_of[node] = own
     for node in graph.calls:
         for producer in dict.fromkeys(options.operands[node]):
             if producer.op == "placeholder":
@@ -85,7 +93,8 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
     chosen = {node: alternatives[node][picked[variable]] for node, variable in variables.items()}
     choice = Choice(chosen, network.exact)
     if extra:
-        found = margins(network, picked, [len(alternatives[node]) for node in variables])
+        sizes = {variable: len(alternatives[node]) for node, variable in variables.items()}
+        found = margins(network, picked, list(sizes.values()))
         for node, variable in variables.items():
             choice.extra[node] = list(zip(alternatives[node], found[variable], strict=True))
     return choice

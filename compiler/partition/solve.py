@@ -60,22 +60,25 @@ class CostNetwork:
         """A new variable with the given cost for each of its alternatives."""
         self._sizes.append(len(costs))
         number = len(self._sizes) - 1
+        self.own(number, costs)
+        return number
+
+    def own(self, number: int, costs: list[float]) -> None:
+        """Add costs[i] where a variable takes alternative i."""
         own = tuple(costs)
         table = self._own.get(own)
         if table is None:
             table = self._own.keep(own, np.asarray(costs, dtype=np.float64))
         self.factors.append(_Factor((number,), table))
-        return number
 
     def pair(self, a: int, b: int, costs: Table) -> None:
-        """Add costs[i, j] where variable `a` takes alternative i and `b` takes j."""
+        """Add costs[i, j] where variable `a` takes alternative i and `b` takes j. They may be one variable."""
+        if a == b:
+            self.factors.append(_Factor((a,), self._made_of(costs, "diagonal", np.diagonal)))
+            return
         if a > b:
-            a, b, costs = b, a, self._made_of(costs, "transposed", lambda table: table.T)
+            a, b, costs = b, a, self._made_of(costs, "transposed", np.transpose)
         self.factors.append(_Factor((a, b), costs))
-
-    def own(self, number: int, costs: Table) -> None:
-        """Add costs[i] where a variable takes alternative i."""
-        self.factors.append(_Factor((number,), costs))
 
     def cost(self, choice: list[int]) -> float:
         """What a choice costs."""
@@ -84,7 +87,7 @@ class CostNetwork:
     def solve(self) -> list[int]:
         """The alternative that each variable takes."""
         touching: list[list[_Factor]] = [[] for _ in self._sizes]
-        for factor in map(self._without_fixed, self.factors):
+        for factor in map(self._without_fixed, self._once()):
             for v in factor.scope:
                 touching[v].append(factor)
         alive = {v for v, size in enumerate(self._sizes) if size > 1}
@@ -159,6 +162,18 @@ class CostNetwork:
             if v in factor.scope:
                 costs += factor.table[tuple(slice(None) if u == v else choice[u] for u in factor.scope)]
         return [float(cost) for cost in costs]
+
+    def _once(self) -> list[_Factor]:
+        """The factors, of which one stands for all that give the same variables the same table."""
+        found: dict[tuple[tuple[int, ...], int], list[_Factor]] = {}
+        for factor in self.factors:
+            found.setdefault((factor.scope, id(factor.table)), []).append(factor)
+        return [self._times(equal[0], len(equal)) for equal in found.values()]
+
+    def _times(self, factor: _Factor, count: int) -> _Factor:
+        if count == 1:
+            return factor
+        return _Factor(factor.scope, self._made_of(factor.table, ("times", count), lambda table: table * count))
 
     def _without_fixed(self, factor: _Factor) -> _Factor:
         """The factor over those of its variables that have a choice."""

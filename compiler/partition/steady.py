@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
 from torch import fx
 
 from monarch.compiler.graph import provenance
@@ -64,10 +63,7 @@ def check_steady(
             costs = edge(node, operand)
             cost += float(costs[picked[operand], picked[node]])
             of = like.get(operand, operand)
-            if of is node:
-                network.own(numbers[node], np.diagonal(costs))
-            else:
-                network.pair(variable(of, [0.0] * len(own[operand])), numbers[node], costs)
+            network.pair(variable(of, [0.0] * len(own[operand])), numbers[node], costs)
     least = network.cost(network.solve())
     if not network.exact or least < cost - TOLERANCE * abs(cost):
         raise Unsteady

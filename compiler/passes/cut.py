@@ -152,7 +152,7 @@ class _Cut:
     def transfer(self, node: fx.Node) -> None:
         value, target, layout = args_of(node)
         fragment, have = self.graph.fragments[target], self.made[target]
-        line = Provenance(provenance(node).source, provenance(node).module, provenance(node).backward)
+        line = provenance(node)
         if "mesh" not in value.meta:  # computed there
             have[node] = have[value] if layout is None else self.laid_out(fragment, have[value], layout, line)
             return

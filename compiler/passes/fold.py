@@ -31,7 +31,7 @@ from torch import fx
 from torch.fx.node import map_arg
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph, Provenance, args_of, provenance
+from monarch.compiler.graph import Graph, args_of, provenance
 
 ENDS = 2
 """So many blocks at each end may become other than those between: what is in front of the first and behind the last is
@@ -507,7 +507,7 @@ class _Unfolding:
         if node.op == "placeholder":
             meta["label"] = self.fold._blocks[self.fold._first + by][node.meta[_AT]].meta["label"]
         else:
-            meta["provenance"] = Provenance(of.source, paths.of(of.module, by), of.backward, of.fused)
+            meta["provenance"] = replace(of, module=paths.of(of.module, by), block=None)
         for key in ("why", "reason"):
             if text := meta.get(key):
                 meta[key] = _NAME.sub(lambda match: f"%{self.name(match[1], by)}", text)

@@ -8,11 +8,12 @@ are numbered in it, so that no stage waits for another in a circle, whatever the
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.graph import Graph, provenance
+from monarch.compiler.graph import Graph, Provenance, provenance
 from monarch.compiler.passes.rows import check_rows
 from monarch.compiler.tape import Task, Timetable
 from monarch.compiler.tape.timetable import BACKWARD, FORWARD, WEIGHTS
@@ -35,18 +36,32 @@ def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
     ready = [(places[node], number[node]) for node in calls if not waiting[node]]
     heapq.heapify(ready)
     last = graph.placeholders[-1] if graph.placeholders else graph.fx._root
+    known: dict[tuple[Provenance, int], Provenance] = {}
     while ready:
         node = calls[heapq.heappop(ready)[1]]
         if last.next is not node:
             last.append(node)
         last = node
-        node.meta.pop("task", None)
+        _note_microbatch(node, known)
         for user in node.users:
             if user not in waiting:
                 continue
             waiting[user] -= 1
             if not waiting[user]:
                 heapq.heappush(ready, (places[user], number[user]))
+
+
+def _note_microbatch(node: fx.Node, known: dict[tuple[Provenance, int], Provenance]) -> None:
+    """Let an op's provenance name its task's microbatch; without a task, the last of those that it follows from."""
+    task: Task | None = node.meta.pop("task", None)
+    of = provenance(node)
+    found = [each for value in node.all_input_nodes if (each := provenance(value).microbatch) is not None]
+    microbatch = task.microbatch if task is not None else max(found, default=None)
+    if microbatch is not None:
+        key = of, microbatch
+        if key not in known:
+            known[key] = replace(of, microbatch=microbatch)
+        node.meta["provenance"] = known[key]
 
 
 def _places(graph: Graph, timetable: Timetable) -> dict[fx.Node, int]:
