@@ -14,6 +14,7 @@ import torch
 
 from monarch.compiler.tape import Expr, Value, View
 from monarch.language.errors import branch_error
+from monarch.language.recorder.scalar import SymbolicNode
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
@@ -24,10 +25,11 @@ class Recording(Protocol):
     def value_of(self, ref: Ref) -> Value: ...
 
 
-class PlaceNode:
+class PlaceNode(SymbolicNode):
     """The node of a SymInt: the tensor that has the number, and what shape functions take for it."""
 
     __slots__ = ("hint", "tensor")
+    number = int
 
     def __init__(self, tensor: DistributedTensor, hint: int) -> None:
         self.tensor = tensor
@@ -35,24 +37,6 @@ class PlaceNode:
 
     def expr(self, recording: Recording) -> Expr:
         return Expr("item", (recording.value_of(self.tensor._ref),))
-
-    def is_int(self) -> bool:
-        return True
-
-    def is_float(self) -> bool:
-        return False
-
-    def is_bool(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def is_constant(self) -> bool:
-        return False
-
-    def is_symbolic(self) -> bool:
-        return True
 
     def has_hint(self) -> bool:
         return False
@@ -62,9 +46,6 @@ class PlaceNode:
 
     def guard_int(self, file: str, line: int) -> int:
         raise branch_error(user_source())
-
-    def clone(self) -> PlaceNode:
-        return self
 
     def __str__(self) -> str:
         return "place"

@@ -8,7 +8,7 @@ to hold for the trace to be valid at a later call.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -21,11 +21,41 @@ Guard = Callable[[Expr, Any], None]
 Ask = Callable[[], Any]
 
 
-class ScalarNode:
+class SymbolicNode:
+    """What a node says to torch, which calls the methods of a SymNode on it, whatever it stands for: a number of one
+    type that only a call, or only the workers, know."""
+
+    __slots__ = ()
+    number: type
+
+    def is_int(self) -> bool:
+        return self.number is int
+
+    def is_float(self) -> bool:
+        return self.number is float
+
+    def is_bool(self) -> bool:
+        return False
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def is_constant(self) -> bool:
+        return False
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def clone(self) -> Self:
+        return self
+
+
+class ScalarNode(SymbolicNode):
     """The node of a Scalar: its expression, its value now (None where only the workers know it), and the function that
-    takes its guards. Torch calls the methods of a SymNode on it."""
+    takes its guards."""
 
     __slots__ = ("ask", "expr", "guard", "hint")
+    number = float
 
     def __init__(self, expr: Expr, hint: float | None, guard: Guard, ask: Ask | None = None) -> None:
         self.expr = expr
@@ -42,24 +72,6 @@ class ScalarNode:
         self.guard(self.expr, self.hint)
         return self.hint
 
-    def is_int(self) -> bool:
-        return False
-
-    def is_float(self) -> bool:
-        return True
-
-    def is_bool(self) -> bool:
-        return False
-
-    def is_nested_int(self) -> bool:
-        return False
-
-    def is_constant(self) -> bool:
-        return False
-
-    def is_symbolic(self) -> bool:
-        return True
-
     def has_hint(self) -> bool:
         return self.hint is not None
 
@@ -68,9 +80,6 @@ class ScalarNode:
 
     def guard_float(self, file: str, line: int) -> float:
         return float(self.value())
-
-    def clone(self) -> ScalarNode:
-        return self
 
     def _graph_repr(self) -> str:
         return str(self.expr)
