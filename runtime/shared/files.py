@@ -290,6 +290,7 @@ def explain(error: OSError, file: str) -> str:
         errno.EDQUOT: "the disk quota is used up",
         errno.EACCES: "no permission",
         errno.EROFS: "the file system is read-only",
+        errno.ENAMETOOLONG: "the name is too long; a save needs eight letters more than the path has",
         errno.ENOENT: "it is not there; workers on several hosts need one file system that all of them see",
     }.get(error.errno or 0, os.strerror(error.errno) if error.errno else str(error))
     return f"{error.filename or file}: {why}"

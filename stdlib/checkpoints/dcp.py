@@ -35,9 +35,14 @@ _HERE = "__here_0.distcp"
 """What this process writes: Python values, and tensors that are on no mesh."""
 
 
-def holds(path: FilePath) -> bool:
-    """Whether a checkpoint of this format, or nothing, stands there."""
-    return path.is_dir() and ((path / METADATA).exists() or not any(path.iterdir()))
+def strangers(path: FilePath) -> list[str]:
+    """What stands there and is no part of a checkpoint of this format."""
+    if not path.is_dir():
+        return [path.name]
+    names = sorted(os.listdir(path))
+    return [
+        name for name in names if METADATA not in names or not (name in (METADATA, SUMS) or name.endswith(".distcp"))
+    ]
 
 
 class DcpWriter:
@@ -277,4 +282,4 @@ def _stored(path: FilePath, name: str, dtype: torch.dtype, chunk: Any, info: Any
     return Stored(str(where), found.offset, found.dtype, offsets, shape, found.strides)
 
 
-__all__ = ["DcpWriter", "catalog", "holds"]
+__all__ = ["DcpWriter", "catalog", "strangers"]

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import logging
 import os
+import re
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -28,45 +29,80 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 
 
 class Place:
-    """The folder in which one checkpoint is written. `holds(path)` says whether what stands at the path is a checkpoint
-    of the format, which a new one may replace; `file` is whether it is one file."""
+    """The folder in which one checkpoint is written. `strangers(path)` names what stands at the path and is no part of
+    a checkpoint of the format, so that a new one may not replace it; `file` is whether it is one file."""
 
-    def __init__(self, path: Path, file: bool, holds: Callable[[Path], bool]) -> None:
+    def __init__(self, path: Path, file: bool, strangers: Callable[[Path], list[str]]) -> None:
         """Raises CheckpointError."""
         self.path = path
         self.folder = saving_folder(path)
         self._file = file
         self._lock = -1
-        put_back(path)
-        if path.exists() and not holds(path):
-            raise CheckpointError(
-                f"{path} exists, and is no checkpoint of this format",
-                hint="give another path, or remove it.",
-            )
+        self._parents: list[Path] = []
+        """Those that this save has made, from the outermost on."""
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if self.folder.is_symlink():  # what it points to is somebody's, and no unfinished save
-                self.folder.unlink()
-            with suppress(FileExistsError):
-                self.folder.mkdir()
-            self._lock = _locked(self.folder)
-            if not os.path.samestat(os.fstat(self._lock), self.folder.stat()):
-                raise BlockingIOError  # it has become the checkpoint meanwhile
-            left = os.listdir(self.folder)
-            if left:
-                logger.warning("removing what a save to %s left that was not finished: %d files", path, len(left))
-                for name in left:
-                    (self.folder / name).unlink()
-            shutil.rmtree(former_of(path), ignore_errors=True)
+            put_back(path)
+            self._check(strangers)
+            self._begin()
         except (BlockingIOError, FileNotFoundError):
-            self._unlock()
+            self.give_up()
             raise CheckpointError(
                 f"{path} is being saved to already",
                 hint="wait for that first: monarch.save(...).result(), or save to another path.",
             ) from None
-        except OSError as error:
-            self._unlock()
-            raise CheckpointError(f"cannot save to {path}: {explain(error, str(path))}") from None
+        except (OSError, ValueError) as error:  # ValueError: no path has a zero byte
+            self.give_up()
+            why = explain(error, str(path)) if isinstance(error, OSError) else str(error)
+            raise CheckpointError(
+                f"cannot save to {str(path)!r}: {why}", hint="give a path where you may make folders."
+            ) from None
+        except BaseException:
+            self.give_up()
+            raise
+
+    def _check(self, strangers: Callable[[Path], list[str]]) -> None:
+        """Raise CheckpointError where the save would remove what is no checkpoint."""
+        if not self.path.exists():
+            return
+        if self.path.samefile(Path.cwd()):
+            raise CheckpointError(
+                "a checkpoint cannot replace the current directory", hint="name a folder in it, or a file."
+            )
+        if found := strangers(self.path):
+            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+            beside = self.path / "model.safetensors"
+            raise CheckpointError(
+                f"{self.path} exists, and is no checkpoint of this format alone: the save would remove "
+                f"{', '.join(found[:3])}{more}",
+                hint="give another path, or remove it."
+                + (
+                    f"\nBeside config.json goes a file: monarch.save(model, {str(beside)!r})."
+                    * ("config.json" in found)
+                ),
+            )
+
+    def _begin(self) -> None:
+        """Make the folder, and lock it. Raises BlockingIOError and FileNotFoundError where another save has it."""
+        missing = [parent for parent in self.path.parents if not parent.exists()]
+        for parent in reversed(missing):
+            with suppress(FileExistsError):
+                _make(parent)
+                self._parents.append(parent)
+        if self.folder.is_symlink():  # what it points to is somebody's, and no unfinished save
+            self.folder.unlink()
+        with suppress(FileExistsError):
+            _make(self.folder)
+        lock = _locked(self.folder)
+        if not os.path.samestat(os.fstat(lock), self.folder.stat()):  # it has become the checkpoint meanwhile
+            os.close(lock)
+            raise BlockingIOError
+        self._lock = lock
+        left = os.listdir(self.folder)
+        if left:
+            logger.warning("removing what a save to %s left that was not finished: %d files", self.path, len(left))
+            for name in left:
+                (self.folder / name).unlink()
+        shutil.rmtree(former_of(self.path), ignore_errors=True)
 
     def finish(self) -> None:
         """Put the checkpoint in its place: whoever looks there sees the former one, or this one. Raises OSError."""
@@ -87,14 +123,26 @@ class Place:
         self._unlock()
 
     def give_up(self) -> None:
-        """Remove what was written. The former checkpoint stays."""
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Remove what was written, and the folders that were made for it. The former checkpoint stays."""
+        if self._lock >= 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
         self._unlock()
+        with suppress(OSError):  # another save has put something there
+            for parent in reversed(self._parents):
+                parent.rmdir()
 
     def _unlock(self) -> None:
         if self._lock >= 0:
             os.close(self._lock)
         self._lock = -1
+
+
+def _make(folder: Path) -> None:
+    """Make a folder in one that is there. Raises OSError."""
+    try:
+        folder.mkdir()
+    except FileNotFoundError:  # /proc answers so
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(folder)) from None
 
 
 def _locked(folder: Path) -> int:
@@ -112,9 +160,19 @@ def _locked(folder: Path) -> int:
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
-    """Where a checkpoint of this path stands: a link is followed, as by what writes files, and stays a link."""
+    """Where a checkpoint of this path stands: a link is followed, as by what writes files, and stays a link. Raises
+    CheckpointError for an address, such as one of s3, and for links that lead to themselves."""
+    if isinstance(path, str) and re.match(r"[a-z][a-z0-9+.-]+://", path):
+        raise CheckpointError(
+            f"{path!r} is an address, and workers write and read files",
+            hint="mount it, or copy the folder there once it is saved: monarch.save(state, folder).result().",
+        )
     found = Path(path).absolute()
-    return found.resolve() if found.is_symlink() else found
+    try:
+        return found.resolve() if found.is_symlink() else found
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead to themselves
+        why = explain(error, str(path)) if isinstance(error, OSError) else str(error)
+        raise CheckpointError(f"no checkpoint can be at {str(path)!r}: {why}", hint="give another path.") from None
 
 
 def saving_folder(path: Path) -> Path:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -26,6 +27,7 @@ from monarch.stdlib.checkpoints.blocks import Part, Shares, Source, relaid
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 
 INDEX, ALONE = "model.safetensors.index.json", "model.safetensors"
+_WRITTEN = re.compile(r"model(-\d+-of-\d+)?\.safetensors")
 _SHARD_BYTES = 5 << 30
 _NAMES: dict[torch.dtype, str] = {
     torch.float64: "F64",
@@ -55,11 +57,11 @@ def is_file(path: FilePath) -> bool:
     return path.suffix == ".safetensors"
 
 
-def holds(path: FilePath) -> bool:
-    """Whether a checkpoint of this format, or nothing, stands there."""
-    if is_file(path):
-        return path.is_file()
-    return path.is_dir() and (any((path / name).exists() for name in (INDEX, ALONE)) or not any(path.iterdir()))
+def strangers(path: FilePath) -> list[str]:
+    """What stands there and is no part of a checkpoint of this format."""
+    if is_file(path) or not path.is_dir():
+        return [] if is_file(path) and path.is_file() else [path.name]
+    return [name for name in sorted(os.listdir(path)) if name != INDEX and not _WRITTEN.fullmatch(name)]
 
 
 def laid_in_rows(tensor: torch.Tensor) -> torch.Tensor:
@@ -261,4 +263,4 @@ def _read(file: FilePath, tensors: dict[str, Entry], ties: dict[str, str]) -> No
     ties.update({name: kept for name, kept in metadata.items() if isinstance(kept, str)})
 
 
-__all__ = ["TensorsWriter", "catalog", "holds", "is_file", "laid_in_rows"]
+__all__ = ["TensorsWriter", "catalog", "is_file", "laid_in_rows", "strangers"]

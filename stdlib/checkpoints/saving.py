@@ -123,8 +123,8 @@ def _begin(state: Any, target: FilePath, format: str) -> tuple[Place, Any, list[
             sources.append(
                 source_of(name, safetensors_files.laid_in_rows(tensor) if format == "safetensors" else tensor)
             )
-    holds = dcp.holds if format == "dcp" else safetensors_files.holds
-    place = Place(target, format == "safetensors" and safetensors_files.is_file(target), holds)
+    strangers = dcp.strangers if format == "dcp" else safetensors_files.strangers
+    place = Place(target, format == "safetensors" and safetensors_files.is_file(target), strangers)
     try:
         writer = (
             dcp.DcpWriter(place.folder, sources, ties, values, contents.paths)

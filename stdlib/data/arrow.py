@@ -67,9 +67,14 @@ def from_arrow(table: Any, first: int = 0) -> Columns:
 def _column(name: str, array: Any, first: int) -> Column:
     types = load("pyarrow").types
     if hasattr(array, "storage"):  # an extension type
-        rows = _column(name, array.storage, first)
         shape = getattr(array.type, "shape", None)
-        return rows.reshape(-1, *shape) if shape is not None and isinstance(rows, torch.Tensor) else rows
+        if shape is None or None in shape:
+            return _column(name, array.storage, first)
+        storage = array.storage
+        while hasattr(storage, "flatten") and types.is_nested(storage.type):  # lists of lists, as in datasets' Array2D
+            storage = storage.flatten()
+        rows = _column(name, storage, first)
+        return rows.reshape(-1, *shape) if isinstance(rows, torch.Tensor) else rows
     kind = array.type
     if types.is_dictionary(kind):
         return _column(name, array.dictionary_decode(), first)

@@ -52,8 +52,9 @@ Columns = dict[Any, Column]
 
 
 def rows_of(columns: Columns) -> int:
-    """The number of rows of columns."""
-    return len(next(iter(columns.values()))) if columns else 0
+    """The number of rows of columns. A number alone counts as one."""
+    first = next(iter(columns.values()), ())
+    return 1 if isinstance(first, torch.Tensor) and first.ndim == 0 else len(first)
 
 
 def cut(columns: Columns, start: int, stop: int) -> Columns:
@@ -106,7 +107,7 @@ def _joined(name: Any, columns: Sequence[Column]) -> Column:
     if len(ragged) < len(columns) or len({each.values.dtype for each in ragged}) > 1:
         kinds = ", ".join(dict.fromkeys(map(kind, columns)))
         raise DataError(
-            f"the rows of column {name!r} are of several kinds: {kinds}",
+            f"the rows of {called(name)} are of several kinds: {kinds}",
             hint="give all rows the same dtype and shape (1-D ones may differ in length).",
         )
     starts, offsets = 0, [torch.zeros(1, dtype=torch.int64)]
@@ -131,7 +132,24 @@ def kind(column: Column) -> str:
         return f"{str(column.dtype).removeprefix('torch.')} of shape {list(column.shape[1:])}"
     if isinstance(column, Ragged):
         return f"{str(column.values.dtype).removeprefix('torch.')} of different lengths"
-    return type(column[0]).__name__ if column else "nothing"
+    first = column[0] if column else None
+    inner = f" of {type(first[0]).__name__}" if isinstance(first, (list, tuple)) and first else ""
+    return type(first).__name__ + inner if column else "nothing"
+
+
+def called(name: Any) -> str:
+    """A column, for people: by name, by position in tuples, or the only one."""
+    return "the batch" if name is None else f"column {name!r}"
+
+
+def _mapped(name: Any, change: str) -> str:
+    """The `map` that changes one column, as a line of Python; `change` has `{}` for the column."""
+    if name is None:
+        return f"map=lambda rows: {change.format('rows')}"
+    if isinstance(name, int):
+        before = f"*batch[:{name}], " if name else ""
+        return f"map=lambda batch: ({before}{change.format(f'batch[{name}]')}, *batch[{name + 1}:])"
+    return f"map=lambda batch: {{**batch, {name!r}: {change.format(f'batch[{name!r}]')}}}"
 
 
 def _names(columns: Columns) -> str:
@@ -149,23 +167,22 @@ def as_tensor(name: Any, column: Column) -> torch.Tensor:
             start = int(column.offsets[0])
             return column.values[start : start + len(column) * low].reshape(len(column), low)
         raise DataError(
-            f"the rows of column {name!r} have {low} to {high} elements, and a tensor's rows are equally long",
+            f"the rows of {called(name)} have {low} to {high} elements, and a tensor's rows are equally long",
             hint="pack them: stream(monarch.data.pack(source, length=1024, …), …), or pad them: "
-            f"map=lambda batch: {{**batch, {name!r}: batch[{name!r}].pad(length)}}.",
+            f"{_mapped(name, '{}.pad(length)')}.",
         )
     first: Any = column
     while isinstance(first, (list, tuple)) and first:
         first = first[0]
     if isinstance(first, (bool, int, float)):
         raise DataError(
-            f"column {name!r} holds lists of lists",
-            hint="where they are equally long, make a tensor of them: "
-            f"map=lambda batch: {{**batch, {name!r}: torch.tensor(batch[{name!r}])}}.",
+            f"{called(name)} holds lists of lists",
+            hint=f"where they are equally long, make a tensor of them: {_mapped(name, 'torch.tensor({})')}.",
         )
     raise DataError(
-        f"column {name!r} holds {kind(column)} values, which are no tensors",
-        hint="leave it out with columns=[…], or make numbers of it: stream(…, map=function), which gets each batch's "
-        "columns, and returns tensors.",
+        f"{called(name)} holds {kind(column)} values, which are no tensors",
+        hint=("" if name is None else "leave it out with columns=[…], or ")
+        + "make numbers of it: stream(…, map=function), which gets each batch's columns, and returns tensors.",
     )
 
 
@@ -182,9 +199,12 @@ def collate(rows: Sequence[Any]) -> Columns:
         return {name: stacked(name, [row[name] for row in rows]) for name in first}
     if isinstance(first, (tuple, list)):
         if any(len(row) != len(first) for row in rows):
-            raise DataError("rows are tuples of different lengths", hint="give all rows the same number of values.")
+            raise DataError(
+                "rows are tuples of different lengths",
+                hint="give all rows the same number of values. A row that is one list goes into a dict: {'x': row}.",
+            )
         return {at: stacked(at, [row[at] for row in rows]) for at in range(len(first))}
-    return {None: stacked("the value", rows)}
+    return {None: stacked(None, rows)}
 
 
 def stacked(name: Any, values: Sequence[Any]) -> Column:
@@ -205,7 +225,7 @@ def stacked(name: Any, values: Sequence[Any]) -> Column:
         return Ragged.of(tensors)
     shapes = ", ".join(sorted({str(list(value.shape)) for value in tensors}))
     raise DataError(
-        f"the rows of column {name!r} have the shapes {shapes}",
+        f"the rows of {called(name)} have the shapes {shapes}",
         hint="give all rows one shape (1-D ones may differ in length).",
     )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from monarch.compiler.loading import load
 from monarch.stdlib.data.arrow import from_array, from_arrow
@@ -55,6 +55,13 @@ def as_source(given: Any, columns: Sequence[str] | None) -> Source:
     for recognised, made in _KINDS:
         if recognised(given):
             return made(given, columns)
+    if splits := [name for name in given if isinstance(name, str)] if isinstance(given, Mapping) else []:
+        one = f"of {', '.join(map(repr, splits[:8]))}"
+        raise DataError(
+            f"a {type(given).__qualname__} {one} is no source of data",
+            hint="give a split of it, as data['train'], or where it has columns NumPy arrays or tensors: "
+            "{name: numpy.array(values), …}.",
+        )
     raise DataError(
         f"a {type(given).__qualname__} is no source of data",
         hint="give a Parquet file, glob or folder, an Arrow, Polars, DuckDB or Ibis table, NumPy arrays, a data set of "
@@ -165,7 +172,16 @@ def _parquet(given: Any, columns: Sequence[str] | None) -> Source:
         opened = load("pyarrow.dataset").dataset(where, format="parquet", partitioning="hive")
         return _arrow_dataset(opened, columns, name)
     except (OSError, ValueError) as error:  # pyarrow's errors are of these
-        raise DataError(f"cannot open {name}: {error}") from error
+        raise DataError(f"cannot open {name}: {error}", hint=_no_parquet(paths)) from error
+
+
+def _no_parquet(paths: Sequence[str]) -> str:
+    """How files of another format are read, where their names say which."""
+    for path in paths:
+        suffix = Path(path).suffix
+        if suffix in (".csv", ".json", ".jsonl", ".tsv"):
+            return f"of {suffix} files give a query: stream(monarch.data.query(\"SELECT * FROM '{path}'\"), mesh, …)."
+    return ""
 
 
 # -- engines of queries ------------------------------------------------------------------------------------------------
@@ -240,7 +256,21 @@ def _is_arrays(given: Any) -> bool:
 def _arrays(given: Any, columns: Sequence[str] | None) -> Source:
     if isinstance(given, Mapping):
         return _Arrays("arrays", _chosen(dict(given), columns))
-    return _Arrays("arrays", dict(enumerate(given)) if isinstance(given, tuple) else {None: given})
+    if isinstance(given, tuple):
+        return _Arrays("arrays", _chosen(dict(enumerate(given)), columns))
+    return _Arrays("arrays", _chosen({None: given}, columns))
+
+
+# -- pandas ------------------------------------------------------------------------------------------------------------
+
+
+def _pandas(given: Any, columns: Sequence[str] | None) -> Source:
+    table = load("pyarrow").Table.from_pandas(given, preserve_index=False)
+    return _Table(f"a pandas frame of {table.num_rows:,} rows", table, columns)
+
+
+def _series(given: Any, columns: Sequence[str] | None) -> Source:
+    return _Arrays("a pandas series", _chosen({None: given.to_numpy()}, columns))  # by place, not by its index
 
 
 # -- PyTorch and Hugging Face ------------------------------------------------------------------------------------------
@@ -266,10 +296,9 @@ class _MapStyle(RandomAccess):
 
 
 class _HuggingFace(RandomAccess):
-    def __init__(self, given: Any, columns: Sequence[str] | None) -> None:
-        _check(given.column_names, columns)
+    def __init__(self, given: Any, columns: list[str]) -> None:
         self.name, self.length = f"a Hugging Face data set of {len(given):,} rows", len(given)
-        self._given = (given if columns is None else given.select_columns(list(columns))).with_format("arrow")
+        self._given = given.select_columns(columns).with_format("arrow")
 
     def take(self, rows: slice | np.ndarray) -> Columns:
         first = rows.start if isinstance(rows, slice) else 0
@@ -279,7 +308,13 @@ class _HuggingFace(RandomAccess):
 def _hugging_face(given: Any, columns: Sequence[str] | None) -> Source:
     if given.format["type"] == "custom":  # a function of the user's makes its rows
         return _MapStyle(given, columns)
-    return _HuggingFace(given, columns)
+    _check(given.column_names, columns)
+    read = list(columns or given.format["columns"])  # with_format(…, columns=…) leaves some out
+    if any(
+        hasattr(given.features[name], "decode_example") for name in read
+    ):  # images, sound: as the data set gives them
+        return _MapStyle(given.select_columns(read), None)
+    return _HuggingFace(given, read)
 
 
 def _map_style(given: Any, columns: Sequence[str] | None) -> Source:
@@ -289,18 +324,23 @@ def _map_style(given: Any, columns: Sequence[str] | None) -> Source:
 
 
 def _loader(given: Any, columns: Sequence[str] | None) -> Source:
-    sampler = given.sampler
-    random = isinstance(sampler, RandomSampler)
-    made = (given.generator, getattr(sampler, "generator", None))
+    samplers = [given.sampler, given.batch_sampler, getattr(given.batch_sampler, "sampler", None)]
+    random = [each for each in samplers if hasattr(each, "generator")]  # PyTorch's that draw, and torchdata's
+    drawing = [given, *random]
+    made = [each.generator for each in drawing]
+    # Without a seed the loader's numbers follow torch.manual_seed, and the thread that reads draws none from PyTorch's
+    # generator: the program draws from it meanwhile.
+    own = int(torch.randint(2**63 - 1, ()))
 
     def batches(order: Order) -> Iterator[Columns]:
-        if order.seed is not None:
-            seed = int(key_of(order.seed, order.epoch)) >> 1
-            given.generator = torch.Generator().manual_seed(seed)
-            if random:
-                sampler.generator = given.generator
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(order.epoch)
+        seed = int(key_of(own if order.seed is None else order.seed, order.epoch)) >> 1
+        generator = torch.Generator().manual_seed(seed)
+        for each, former in zip(drawing, made, strict=True):
+            if order.seed is not None or former is None:
+                each.generator = generator
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(order.epoch)
         iterator = iter(given)
         try:
             for batch in iterator:
@@ -308,9 +348,8 @@ def _loader(given: Any, columns: Sequence[str] | None) -> Source:
         finally:
             if given.num_workers and not given.persistent_workers:
                 iterator._shutdown_workers()  # as its deletion would, but now
-            given.generator = made[0]
-            if random:
-                sampler.generator = made[1]
+            for each, former in zip(drawing, made, strict=True):
+                each.generator = former
 
     try:
         length = len(given)
@@ -325,7 +364,7 @@ def _as_columns(batch: Any) -> Columns:
     """A batch of a DataLoader's."""
     if isinstance(batch, Mapping):
         return dict(batch)
-    if isinstance(batch, (tuple, list)) and all(isinstance(each, torch.Tensor) for each in batch):
+    if isinstance(batch, tuple) or (isinstance(batch, list) and any(isinstance(each, torch.Tensor) for each in batch)):
         return dict(enumerate(batch))
     return {None: batch}
 
@@ -353,6 +392,8 @@ def _iterated(
 
 
 def _chosen(found: Columns, columns: Sequence[str] | None) -> Columns:
+    if list(found) == [None]:  # rows are single values: `stream` refuses columns of them, `pack` takes them
+        return found
     _check(found, columns)
     return found if columns is None else {name: found[name] for name in columns}
 
@@ -383,6 +424,8 @@ _KINDS: list[tuple[Callable[[Any], bool], _Maker]] = [
     (_of("duckdb", "DuckDBPyRelation"), _duckdb_relation),
     (_of("_duckdb", "DuckDBPyRelation"), _duckdb_relation),
     (_of("ibis", "Table"), _ibis),
+    (_of("pandas", "DataFrame"), _pandas),
+    (_of("pandas", "Series"), _series),
     (_of("datasets", "Dataset"), _hugging_face),
     (_of("datasets", "IterableDataset"), _hugging_face_iterable),
     (lambda given: isinstance(given, DataLoader), _loader),

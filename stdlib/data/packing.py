@@ -96,7 +96,13 @@ class Packed(Source):
             yield block()
 
     def _documents(self, read: Block) -> list[torch.Tensor]:
-        column = read.columns[self._column]
+        columns = read.columns
+        if self._column not in columns and list(columns) != [None]:
+            raise DataError(
+                f"there is no column {self._column!r}",
+                hint=f"there are {', '.join(map(repr, columns))}: say which holds the documents: pack(…, column=…).",
+            )
+        column = columns[self._column if self._column in columns else None]
         if self._tokenize is not None:
             texts = column if isinstance(column, list) else [column[row] for row in range(len(column))]
             column = stacked(self._column, list(self._tokenize(texts)))

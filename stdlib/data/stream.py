@@ -14,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 
 from monarch.compiler.errors import DeviceMeshError, LayoutError
@@ -25,7 +26,20 @@ from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import of_handle, put
 from monarch.runtime.controller.state import Remote
-from monarch.stdlib.data.columns import Columns, DataError, Ragged, as_tensor, cut, join, rows_of, shaped
+from monarch.stdlib.data.arrow import from_array
+from monarch.stdlib.data.columns import (
+    Column,
+    Columns,
+    DataError,
+    Ragged,
+    as_tensor,
+    called,
+    cut,
+    join,
+    rows_of,
+    shaped,
+    stacked,
+)
 from monarch.stdlib.data.engines import as_source
 from monarch.stdlib.data.order import Order
 from monarch.stdlib.data.progress import Progress
@@ -232,6 +246,7 @@ class _Options:
     epochs: int | None
     last: Literal["keep", "drop"]
     ahead: int
+    columns: Sequence[str] | None
     map: Callable[[Any], Any] | None
     progress: bool | None
 
@@ -284,6 +299,8 @@ class _Maker:
         raise DataError(f"an epoch of {self._source.name} has {few}")
 
     def _made(self, columns: Columns, place: tuple[int, Cursor, int]) -> _Batch:
+        if self._options.columns is not None:
+            columns = self._chosen(columns)
         if self._options.map is not None:
             columns = self._mapped(columns, place)
         tensors = {name: as_tensor(name, column) for name, column in columns.items()}
@@ -301,6 +318,20 @@ class _Maker:
             self._placing = False
         return _Batch(tensors, types, handles, rows, place)
 
+    def _chosen(self, columns: Columns) -> Columns:
+        """The columns that were asked for. Engines read no others; rows of single values and packed rows have all."""
+        assert self._options.columns is not None
+        if list(columns) == [None]:
+            raise DataError(
+                f"{self._source.name}: the rows are single values, without columns", hint="leave columns= out."
+            )
+        if missing := [name for name in self._options.columns if name not in columns]:
+            raise DataError(
+                f"{self._source.name}: there is no column {missing[0]!r}",
+                hint=f"there are {', '.join(map(repr, columns))}.",
+            )
+        return {name: columns[name] for name in self._options.columns}
+
     def _mapped(self, columns: Columns, place: tuple[int, Cursor, int]) -> Columns:
         """A batch as the user's function makes it, of copies that it may change."""
         assert self._options.map is not None
@@ -316,9 +347,26 @@ class _Maker:
         name = getattr(self._options.map, "__name__", "map")
         with self._source.reading(f"what {name}() makes of the rows before row {row:,} in epoch {epoch}"):
             made = self._options.map(shaped(own))
-        if isinstance(made, Mapping):
-            return dict(made)
-        return dict(enumerate(made)) if isinstance(made, (tuple, list)) else {None: made}
+            named = made if isinstance(made, Mapping) else {None: made}
+            if isinstance(made, (tuple, list)):
+                named = dict(enumerate(made))
+            if not named:
+                raise DataError("it gives no columns", hint="return a batch's columns: tensors, by name or position.")
+            return {column: _made_of(column, value) for column, value in named.items()}
+
+
+def _made_of(name: Any, value: Any) -> Column:
+    """A column that a function of the user's gives. Raises DataError for what is none."""
+    if isinstance(value, np.ndarray):
+        return from_array(value, own=True)
+    if isinstance(value, list) and value:
+        return stacked(name, value)
+    if isinstance(value, (torch.Tensor, Ragged)):
+        return value
+    raise DataError(
+        f"for {called(name)} it gives {'an empty list' if value == [] else type(value).__name__}",
+        hint="return tensors, arrays, or lists with a value for each row.",
+    )
 
 
 class Types:
@@ -338,7 +386,7 @@ class Types:
     def _found(self, name: Any, type_: TensorType) -> TensorType:
         assert self._mesh is not None
         mesh, layouts, layout = self._mesh.spec, self._layouts, self._layouts
-        label = "the batch" if name is None else f"column {name!r}"
+        label = called(name)
         if isinstance(layouts, (Mapping, tuple)):
             known: Any = dict(enumerate(layouts)) if isinstance(layouts, tuple) else layouts
             if name not in known:
@@ -410,15 +458,22 @@ def stream(
     Raises DataError for what is no source. What goes wrong while it is read is raised as a DataError, which names the
     row or file, where the batch would be given. A source that gives no batch for `stall_warning` seconds is logged.
     """
+    for what, number in (("batch", batch), ("window", window), ("ahead", ahead), ("epochs", epochs)):
+        if number is not None and (isinstance(number, bool) or not hasattr(number, "__index__") or number < 1):
+            raise DataError(f"{what}={number!r}", hint="give a whole number from 1.")
+    if isinstance(shuffle, bool) or not (shuffle is None or hasattr(shuffle, "__index__")):
+        raise DataError(
+            f"shuffle={shuffle!r}", hint="it is a seed, as shuffle=0; leave it out for rows in the source's order."
+        )
+    if isinstance(columns, str):
+        raise DataError(f"columns={columns!r}", hint=f"give a list: columns=[{columns!r}].")
+    batch, shuffle = None if batch is None else int(batch), None if shuffle is None else int(shuffle)
     found = as_source(source, columns)
     if found.batched:
         if batch is not None or last != "keep":
             raise DataError("the DataLoader makes the batches", hint="give batch_size and drop_last to the DataLoader.")
-    elif batch is None or batch < 1:
-        raise DataError(f"batches of {batch} rows", hint="say how many rows a batch has: stream(…, batch=32).")
-    for what, number in (("window", window), ("ahead", ahead), ("epochs", epochs)):
-        if number is not None and number < 1:
-            raise DataError(f"{what}={number}", hint="give a number from 1.")
+    elif batch is None:
+        raise DataError("batches of how many rows?", hint="say how many rows a batch has: stream(…, batch=32).")
     if last not in ("keep", "drop"):
         raise DataError(f"last={last!r}", hint="the last batch of an epoch is kept or dropped: 'keep' or 'drop'.")
-    return Stream(found, mesh, layout, _Options(batch, shuffle, window, epochs, last, ahead, map, progress))
+    return Stream(found, mesh, layout, _Options(batch, shuffle, window, epochs, last, ahead, columns, map, progress))

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors
 import safetensors.torch
@@ -235,6 +236,45 @@ def test_what_cannot_be_saved_or_replaced_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot save to"):
         monarch.save({"x": torch.ones(2)}, tmp_path / "file" / "c")
+    with pytest.raises(CheckpointError, match="a ndarray is no plain value\n") as raised:
+        monarch.save({"x": np.ones(2)}, tmp_path / "c")
+    assert "torch.from_numpy" in (raised.value.hint or "")
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("format", ["dcp", "safetensors"])
+def test_a_save_removes_no_file_that_is_not_a_checkpoints(format: Any, tmp_path: Path) -> None:
+    """A model's folder has its configuration and its tokenizer too."""
+    folder = tmp_path / "model"
+    for _ in range(2):
+        monarch.save({"x": torch.ones(2)}, folder, format=format).result()
+    (folder / "config.json").write_text("{}")
+    before = sorted(os.listdir(folder))
+    with pytest.raises(CheckpointError, match="the save would remove config.json") as raised:
+        monarch.save({"x": torch.zeros(2)}, folder, format=format)
+    assert sorted(os.listdir(folder)) == before and os.listdir(tmp_path) == ["model"]
+    monarch.save({"x": torch.zeros(2)}, folder / "model.safetensors").result()  # as the hint says
+    assert "model.safetensors" in (raised.value.hint or "") and (folder / "config.json").exists()
+
+
+@pytest.mark.usefixtures("here")
+def test_a_path_that_cannot_be_is_told_and_nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for path, why in (
+        ("/proc/x", "not permitted"),
+        (tmp_path / "new" / "a" / ("n" * 250), "the name is too long"),
+        (tmp_path / ("n" * 300), "the name is too long|File name too long"),
+        ("nul\0l", "null byte"),
+        ("../loop", "loop"),
+        ("s3://bucket/x", "is an address"),
+        ("", "cannot replace the current directory"),
+        (".", "cannot replace the current directory"),
+    ):
+        with pytest.raises(CheckpointError, match=why):
+            monarch.save({"x": torch.ones(2)}, path)
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["here", "loop"]
 
 
 class Evil:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.types import TensorType
@@ -339,44 +339,3 @@ def test_what_is_no_source_is_said() -> None:
     for number in (np.array(3), torch.tensor(3)):
         with pytest.raises(DataError, match="is no source of data"):
             stream(number, None, batch=1)
-
-
-# -- DataLoader --------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_data_loader_is_taken_as_it_is(workers: int) -> None:
-    loader = DataLoader(TensorDataset(torch.arange(20), torch.arange(20) * 2), batch_size=6, num_workers=workers)
-    with stream(loader, None) as batches:
-        assert len(batches) == 4
-        for mine, theirs in zip(batches, loader, strict=True):
-            assert all(map(torch.equal, mine, theirs))
-
-
-def test_a_shuffling_data_loader_goes_on_where_it_was_if_it_has_a_seed() -> None:
-    def made(**options: Any) -> Any:
-        loader = DataLoader(TensorDataset(torch.arange(50)), batch_size=8, shuffle=True)
-        return stream(loader, None, epochs=2, **options)
-
-    whole = [batch[0].tolist() for batch in made(shuffle=3)]
-    assert sorted(sum(whole[:7], [])) == list(range(50)) and whole[:7] != whole[7:]
-    first = made(shuffle=3)
-    for _ in range(9):
-        next(first)
-    again = made(shuffle=3)
-    again.load_state_dict(first.state_dict())
-    first.close()
-    assert [batch[0].tolist() for batch in again] == whole[9:]
-    other = made()
-    next(other)
-    state = other.state_dict()
-    other.close()
-    with pytest.raises(DataError, match="shuffles without a seed"):
-        made().load_state_dict(state)
-
-
-def test_the_loader_says_the_batch() -> None:
-    with pytest.raises(DataError, match="the DataLoader makes the batches"):
-        stream(DataLoader(TensorDataset(torch.arange(4))), None, batch=2)
-    with pytest.raises(DataError, match="batches of None rows"):
-        stream(np.arange(4), None)
