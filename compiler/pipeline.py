@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.cluster import Cluster
@@ -49,7 +51,7 @@ from monarch.compiler.schedule.template import Template
 from monarch.compiler.sizes import parse_bytes
 from monarch.compiler.symbols import Scope
 from monarch.compiler.text import print_graph
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.types import DTYPE_NAMES, MeshSpec, TensorType
 from monarch.compiler.verify import verify
 
 DEFAULT = CompileOptions()
@@ -236,6 +238,7 @@ def compile_graph(
     MonarchError for options that do not go together and a limit that cannot be kept.
     """
     options.check()
+    options = _under_default_dtype(options)
     if graph.regions and (options.target != "cpu" or options.collectives in STARTED):
         raise MonarchError(
             f"'{graph.name}' has branches or loops on values, which run on CPUs alone: not for {options.target}",
@@ -343,11 +346,16 @@ def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cl
     return replace(plan, costs={**plan.costs, "seconds": context.seconds})
 
 
+def _under_default_dtype(options: CompileOptions) -> CompileOptions:
+    return replace(options, dtype=DTYPE_NAMES[torch.get_default_dtype()])
+
+
 def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
     """The plan of a traced graph of named sizes, for workers on CPUs: one for all sizes that meet the conditions that
     the scope has afterwards. The argument is not changed. Raises what `compile_graph` does, and MonarchError where the
     graph branches or loops on values."""
     options.check()
+    options = _under_default_dtype(options)
     if graph.regions:
         raise MonarchError("it branches or loops on values, in regions that have no named sizes")
     if graph.parts:

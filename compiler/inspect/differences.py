@@ -229,5 +229,6 @@ _SETTINGS: dict[str, Callable[[Plan], str]] = {
     "mesh": lambda plan: str(plan.mesh),
     "target": lambda plan: plan.target,
     "backend": lambda plan: plan.collectives,
+    "default dtype": lambda plan: plan.options.dtype,
     "CUDA graphs": lambda plan: "yes" if plan.cuda_graphs else "no",
 }

@@ -24,7 +24,15 @@ from monarch.compiler.plan.container import (
     load_json,
 )
 from monarch.compiler.plan.decode_report import decode_report
-from monarch.compiler.plan.options import ANOMALIES, BACKENDS, ROUNDINGS, TARGETS, CompileOptions, check_backend
+from monarch.compiler.plan.options import (
+    ANOMALIES,
+    BACKENDS,
+    DEFAULT_DTYPES,
+    ROUNDINGS,
+    TARGETS,
+    CompileOptions,
+    check_backend,
+)
 from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec
 from monarch.compiler.plan.report import Report
 from monarch.compiler.plan.transfers import Transfer
@@ -77,6 +85,13 @@ class Decoder(Checks):
             self.fail(f"its CUDA graphs are {short(head['cuda_graphs'])}, and it is for {target}")
         return True
 
+    def dtype(self, head: dict[str, Any]) -> str:
+        """PyTorch's default dtype for a plan's ops: that is said where it is not float32."""
+        dtype = head.get("dtype", CompileOptions.dtype)
+        if not isinstance(dtype, str) or dtype not in DEFAULT_DTYPES:
+            self.fail(f"its default dtype is {short(dtype)}, not one of {', '.join(DEFAULT_DTYPES)}")
+        return dtype
+
     def options(self, head: dict[str, Any], rest: Any) -> CompileOptions:
         """What `encode_head` and `encode_options` say of a plan's options."""
         target = self.target(head["target"])
@@ -96,6 +111,7 @@ class Decoder(Checks):
             target=target,
             collectives=self.collectives(head["collectives"], target),
             cuda_graphs=self.cuda_graphs(head, target),
+            dtype=self.dtype(head),
             **given,
         )
 
@@ -284,7 +300,7 @@ def decode_plan(
     `part` is the part's number."""
     if isinstance(head, dict) and "parts" in head:
         return _decode_parts(head, program, constants, decoder, rest)
-    there = [key for key in ("cuda_graphs", "functions") if isinstance(head, dict) and key in head]
+    there = [key for key in ("cuda_graphs", "dtype", "functions") if isinstance(head, dict) and key in head]
     head = decoder.mapping(head, "the plan", (*_HEAD, *there))
     mesh = decoder.mesh(head["mesh"])
     slots = decoder.integer(head["slots"], "the number of slots", 0, 2**31)
@@ -339,7 +355,7 @@ def _decode_parts(
     head: dict[str, Any], program: list[Any], constants: dict[str, Any], decoder: Decoder, rest: dict[str, Any]
 ) -> Plan:
     """A plan of several parts."""
-    decoder.mapping(head, "the plan", _PARTS)
+    decoder.mapping(head, "the plan", (*_PARTS, *(["dtype"] if "dtype" in head else [])))
     if program:
         decoder.fail("it has parts, and instructions of its own")
     parts: list[Part] = []

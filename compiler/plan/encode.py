@@ -33,6 +33,7 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "target": plan.target,
         "collectives": plan.collectives,
         **({"cuda_graphs": True} if plan.cuda_graphs else {}),
+        **_encode_dtype(plan),
         "inputs": [_encode_value(spec) for spec in plan.inputs],
         "outputs": [_encode_value(spec) for spec in plan.outputs],
         "slots": plan.slots,
@@ -42,6 +43,11 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "sources": [_encode_source(source) for source in plan.sources],
         **({"functions": _encode_functions(plan)} if plan.functions else {}),
     }
+
+
+def _encode_dtype(plan: Plan) -> dict[str, str]:
+    """PyTorch's default dtype, where it is not float32."""
+    return {"dtype": plan.options.dtype} if plan.options.dtype != CompileOptions.dtype else {}
 
 
 def _encode_functions(plan: Plan) -> dict[str, Any]:
@@ -61,6 +67,7 @@ def _encode_parts(plan: Plan) -> dict[str, Any]:
         "mesh": [list(dim) for dim in plan.mesh.dims],
         "target": plan.target,
         "collectives": plan.collectives,
+        **_encode_dtype(plan),
         "inputs": [spec.part for spec in plan.inputs],
         "outputs": [spec.part for spec in plan.outputs],
         "parts": [[part.name, _encode_place(part.place), _encode_whole(part.plan)] for part in plan.parts],

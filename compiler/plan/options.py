@@ -29,6 +29,7 @@ ROUNDINGS: dict[str, str] = {"eager": "after every op", "chain": "once a kernel"
 
 
 ANOMALIES = ("", "nan", "inf")
+DEFAULT_DTYPES = ("f32", "f64", "bf16", "f16")
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,8 @@ class CompileOptions:
     `cuda_graphs`   whether workers record what they launch as CUDA graphs (see `stretches`)
     `strict`        whether an op without a sharding rule that reads something sharded is a RuleError, rather than run
                     whole on every worker
+    `dtype`         PyTorch's default dtype ("f32", or what `torch.set_default_dtype` was told) where the program was
+                    compiled: what ops make of whole numbers on the workers too. No option of a program's own
     `kernels`       which ops become generated kernels: "auto" (those of a program in which that saves enough time),
                     "all" that can, or "off". None for what the setting `kernels` says.
 
@@ -66,6 +69,7 @@ class CompileOptions:
     collectives: str = "monarch"
     cuda_graphs: bool = False
     strict: bool = False
+    dtype: str = "f32"
     kernels: str | None = None
     redundancy: int = 0
     layouts: str = ""

@@ -11,7 +11,7 @@ import torch
 
 from monarch.compiler.loading import load
 from monarch.compiler.local_ops import LOCAL_OPS
-from monarch.compiler.plan import MeshSpec, Plan
+from monarch.compiler.plan import DTYPES, MeshSpec, Plan
 from monarch.compiler.plan.check_parts import MOVING
 from monarch.compiler.plan.waits import STARTED
 from monarch.runtime.shared import wire
@@ -115,6 +115,7 @@ class LoadedPlan:
                 ready.plan, ready.binds(calls.bind), graphs=graphs, commits=any(whole.donated), halt=halt
             )
         self.failed = False
+        self._dtype = DTYPES[plan.options.dtype]
         self.sends = None if part not in whole.senders else Sends(_receivers(whole), calls.last)
         """Of a part that only sends, beside the steps that follow."""
         self.shares = bool(whole.parts) and not any(whole.donated)
@@ -139,6 +140,16 @@ class LoadedPlan:
         """The small results that the commit is called with, in this order."""
         self.small = [each for each in small if each not in self.small_early]
         """The others."""
+
+    def run(self, arguments: list[Any]) -> Any:
+        """The plan's results, under the default dtype that it was compiled for."""
+        if (before := torch.get_default_dtype()) is self._dtype:
+            return self.frame.run(arguments)
+        torch.set_default_dtype(self._dtype)
+        try:
+            return self.frame.run(arguments)
+        finally:
+            torch.set_default_dtype(before)
 
 
 class Sends(NamedTuple):

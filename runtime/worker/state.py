@@ -293,7 +293,7 @@ class WorkerState(Lending):
                 plan.ready.forget()
             plan.failed = False
             self._small, self._small_place = plan.small_early, place
-            results = plan.frame.run(arguments)
+            results = plan.run(arguments)
             plan.check()
             if plan.sends is not None:
                 sending.finish(plan.sends.last)

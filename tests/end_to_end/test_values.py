@@ -10,7 +10,7 @@ import torch
 
 import monarch
 from monarch.compiler.errors import DeviceCheckError
-from monarch.distributed import Mesh
+from monarch.distributed import DistributedTensor, Mesh
 
 pytestmark = pytest.mark.sample(1, of="kernels")
 
@@ -50,6 +50,24 @@ def test_draws_are_those_of_any_mesh() -> None:
 
             found.append([value.full_tensor() for value in draw(rate)])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_whole_numbers_become_the_default_dtype_also_on_workers_that_started_before_it_was_set() -> None:
+    def run(x: torch.Tensor) -> Any:
+        return torch.arange(4) / 3, x.sqrt(), x * (1 / 3), torch.exp(x), torch.where(x > 1, x / 7, 0.5)
+
+    x, before = torch.arange(4), torch.get_default_dtype()
+    with Mesh(data=2) as mesh:
+        step, placed = monarch.program(run), monarch.distribute(x, mesh, "[@data]")
+        try:
+            for dtype in (torch.float64, torch.float32, torch.float64):
+                torch.set_default_dtype(dtype)
+                for found in (step(placed), run(placed)):
+                    for ours, theirs in zip(found, run(x), strict=True):
+                        ours = ours.full_tensor() if isinstance(ours, DistributedTensor) else ours
+                        torch.testing.assert_close(ours, theirs, rtol=1e-14 if dtype == torch.float64 else 1e-6, atol=0)
+        finally:
+            torch.set_default_dtype(before)
 
 
 def test_a_check_that_fails_fails_the_step_and_leaves_the_state() -> None:

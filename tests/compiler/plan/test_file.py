@@ -124,6 +124,7 @@ def test_the_hash_is_of_what_is_run() -> None:
         replace(plan, name="stop"),
         replace(plan, options=CompileOptions(collectives="gloo")),
         replace(plan, options=CompileOptions(cuda_graphs=True)),
+        replace(plan, options=CompileOptions(dtype="f64")),
         replace(plan, mesh=MeshSpec.of(data=4, model=4)),
         replace(plan, donated=(False, False, False)),
         replace(plan, instructions=plan.instructions[:-1]),
@@ -131,6 +132,13 @@ def test_the_hash_is_of_what_is_run() -> None:
         replace(plan, sources=()),
     ]
     assert len({hash_of(each) for each in [plan, *other]}) == 1 + len(other)
+
+
+def test_a_default_dtype_comes_back_and_is_one_that_pytorch_has() -> None:
+    plan = replace(small_plan(), options=CompileOptions(dtype="bf16"))
+    assert plan_from_bytes(plan_bytes(plan)).options.dtype == "bf16"
+    with pytest.raises(PlanError, match="its default dtype is 'i64', not one of f32, f64, bf16, f16"):
+        plan_from_bytes(plan_bytes(replace(plan, options=CompileOptions(dtype="i64"))))
 
 
 def test_constants_that_share_memory_or_are_views() -> None:
