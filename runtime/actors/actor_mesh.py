@@ -65,7 +65,8 @@ class ActorMesh(Owned, Generic[A]):
         self._whole()
         process = current.process()
         error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
-        process.refused.update(((self._id, address), error) for address in self._addresses)
+        for address in self._addresses:
+            process.refused[self._id, address] = error
         stopped = self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY)
         if current.context().actor_instance.actor_id == self._id:
             stopped.fail(own_end(self._name, "actors"))

@@ -35,6 +35,7 @@ from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of, p
 from monarch.runtime.actors.messages.link import Link, Loop
 from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import RELAY, Head
+from monarch.runtime.actors.messages.recent import Recent
 from monarch.runtime.control.security import TlsFiles
 from monarch.runtime.transport import sockets
 from monarch.runtime.transport.greeting import connected, drive, shake
@@ -125,7 +126,8 @@ class Network:
         self._told = lost
         self._lock = threading.Lock()
         self.links: dict[str, list[Link]] = {}
-        self._gone: set[str] = set()
+        self._unreached: set[str] = set()
+        self._ended: Recent[str, None] = Recent()
 
     def join(self, host: str, across: Across) -> None:
         """For the root: how the processes of an attached host are reached, by its tag."""
@@ -172,10 +174,13 @@ class Network:
 
         self._loop.later(seconds, give_up)
 
-    def gone(self, peer: str) -> None:
-        """A process has ended, or counts as ended: it is not listened to any more."""
+    def gone(self, peer: str, ended: bool) -> None:
+        """A process has `ended`, or counts as ended: it is not listened to any more."""
         with self._lock:
-            self._gone.add(peer)
+            if ended:
+                self._ended[peer] = None
+            else:
+                self._unreached.add(peer)
             links = list(self.links.get(peer, ()))
         for link in links:
             link.close()
@@ -269,7 +274,7 @@ class Network:
         address = message.get("address")
         if not isinstance(address, str) or len(address) > LONGEST or name_of(address) != process:
             raise HandshakeFailed("its address is not that of the process that it proved to be")
-        if address in self._gone:
+        if address in self._unreached or address in self._ended:
             raise HandshakeFailed("it counts as ended")
         return address
 

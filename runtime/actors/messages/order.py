@@ -11,6 +11,8 @@ from collections.abc import Callable
 from itertools import count
 from typing import Generic, TypeVar
 
+from monarch.runtime.actors.messages.recent import Recent
+
 M = TypeVar("M")
 
 
@@ -24,6 +26,10 @@ class Numbers:
         """What gives the next one, from 0; for any thread."""
         return self._of.setdefault(receiver, count().__next__)
 
+    def gone(self, receiver: str) -> None:
+        """Nothing is sent to it any more."""
+        self._of.pop(receiver, None)
+
 
 class Order(Generic[M]):
     """What comes, by sender, in the order of the numbers."""
@@ -31,12 +37,13 @@ class Order(Generic[M]):
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
         self._waiting: dict[str, dict[int, M]] = {}
-        self._gone: set[str] = set()
+        self._unreached: set[str] = set()
+        self._ended: Recent[str, None] = Recent()
 
     def take(self, sender: str, number: int, message: M) -> list[M]:
         """What can be handled now that this is there."""
         due = self._next.get(sender, 0)
-        if sender in self._gone:
+        if sender in self._unreached or sender in self._ended:
             return [message]
         if number < due:  # it has come by another way
             return []
@@ -56,10 +63,13 @@ class Order(Generic[M]):
         self._next[sender] = due
         return ready
 
-    def gone(self, sender: str) -> list[M]:
-        """A sender has ended, or there is no way to it: what is missing may never come. What waited for it; what comes
+    def gone(self, sender: str, ended: bool) -> list[M]:
+        """A sender has `ended`, or there is no way to it: what is missing may never come. What waited for it; what comes
         after this waits for nothing."""
-        self._gone.add(sender)
+        if ended:
+            self._ended[sender] = None
+        else:
+            self._unreached.add(sender)
         self._next.pop(sender, None)
         waiting = self._waiting.pop(sender, {})
         return [waiting[number] for number in sorted(waiting)]

@@ -36,6 +36,7 @@ from monarch.runtime.actors.messages.message import EMPTY, PACKET, Files, Payloa
 from monarch.runtime.actors.messages.network import Network, Way, refuse
 from monarch.runtime.actors.messages.order import Numbers
 from monarch.runtime.actors.messages.protocol import NUMBERED, UNSENT, Head
+from monarch.runtime.actors.messages.recent import Recent
 
 Deliver = Callable[[str, Head, Payload], None]
 """Called with the address of the sender, in the I/O thread, or in the sending one where a process sends to itself."""
@@ -194,7 +195,9 @@ class Router:
         self.network = Network(address, relay, self, self.send, deliver, lost)
         self._deliver = deliver
         self._listener = listener
-        self._ways: dict[str, Way | None] = {}
+        self._ways: dict[str, Way] = {}
+        self._unreached: set[str] = set()
+        self._ended: Recent[str, None] = Recent()
         self._connecting = threading.Lock()
         self._senders: dict[str, socket.socket] = {}
         self._poll = select.epoll()
@@ -217,13 +220,15 @@ class Router:
         if to == self.address:
             self._deliver(to, head, payload.received())
             return True
-        way = self._ways[to] if to in self._ways else self._connect(to)
+        way = self._ways.get(to) or self._connect(to)
         return way is not None and way.send(head, payload)
 
     def _connect(self, to: str) -> Way | None:
         with self._connecting:
             if to in self._ways:
                 return self._ways[to]
+            if not self.reaches(to):
+                return None
             if host_of(to) != self._host:
                 found = self.network.way(to)
                 if found is None:  # there may be one later
@@ -242,20 +247,31 @@ class Router:
                 pass
             if way is None:
                 connected.close()
-            self._ways[to] = way
+                self._ended[to] = None
+            else:
+                self._ways[to] = way
             return way
 
     def reaches(self, to: str) -> bool:
         """Whether it is not known that nothing can be sent there."""
-        return to not in self._ways or self._ways[to] is not None
+        return to not in self._unreached and to not in self._ended
 
-    def gone(self, address: str) -> None:
-        """A process has ended: nothing can be sent to it any more."""
+    @property
+    def peers(self) -> list[str]:
+        """The processes that something was sent to, and that are not known to be gone."""
+        return list(self._ways)
+
+    def gone(self, address: str, ended: bool = True) -> None:
+        """A process has `ended`, or there is no way to it: nothing is sent to it any more."""
         with self._connecting:
-            way = self._ways.get(address)
-            self._ways[address] = None
+            way = self._ways.pop(address, None)
+            if ended:
+                self._ended[address] = None
+            else:
+                self._unreached.add(address)
+        self.numbers.gone(address)
         if host_of(address) != self._host:
-            self.network.gone(address)
+            self.network.gone(address, ended)
         if way is not None:
             way.close()
 
@@ -295,8 +311,7 @@ class Router:
     def flush(self) -> None:
         """Wait until all that was sent has gone out, to those who still read."""
         for way in list(self._ways.values()):
-            if way is not None:
-                way.flush()
+            way.flush()
 
     def close(self) -> None:
         """End the I/O thread, and close everything."""
@@ -305,8 +320,7 @@ class Router:
 
     def _close(self) -> None:
         for way in self._ways.values():
-            if way is not None:
-                way.close()
+            way.close()
         self.network.close()
         for connection in self._senders.values():
             connection.close()

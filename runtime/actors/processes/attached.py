@@ -106,6 +106,11 @@ class OtherHosts:
         for agent in {agent for agent in group.hosts if agent in self._root.dead}:
             self.lost(agent, self._root.dead[agent].reason)
 
+    def ended(self, address: str) -> None:
+        """A process has ended, on one of these hosts or elsewhere. In the I/O thread."""
+        for processes in list(self._processes.values()):
+            processes.pop(address, None)
+
     def places(self) -> list[tuple[str, str]]:
         """The processes on these hosts, by address, and their names."""
         there = [process for processes in list(self._processes.values()) for process in list(processes.items())]

@@ -448,6 +448,10 @@ class Root(Process):
         else:
             super().unreached(address, why)
 
+    def on_ended(self, sender: str, head: Head, payload: Payload) -> None:
+        self.other_hosts.ended(head[1])
+        super().on_ended(sender, head, payload)
+
     def agents_on(self, attached: AttachedHosts) -> tuple[str, ...]:
         return self.other_hosts.attach(attached)
 

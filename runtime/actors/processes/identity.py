@@ -89,7 +89,8 @@ class Instance:
 
     def stop(self, reason: str | None = None) -> None:
         """Have this actor end, once it has handled the messages that are there. Raises RuntimeError outside actors."""
-        self._process.actor_of(self).stop(reason or "it stopped itself", None)
+        if (actor := self._process.actor_of(self)) is not None:
+            actor.stop(reason or "it stopped itself", None)
 
     def abort(self, reason: str | None = None) -> None:
         """Have this actor fail, now: its owner hears of it, and what it owns ends.
@@ -97,7 +98,8 @@ class Instance:
         An `async def` endpoint that runs is cancelled where it awaits; one with `def` runs to its end. Whoever called
         it gets SupervisionError either way. From any thread. Raises RuntimeError outside actors.
         """
-        self._process.actor_of(self).abort(f"it aborted itself: {reason}" if reason else "it aborted itself")
+        if (actor := self._process.actor_of(self)) is not None:
+            actor.abort(f"it aborted itself: {reason}" if reason else "it aborted itself")
 
     def __repr__(self) -> str:
         return f"<actor {self.label}>"

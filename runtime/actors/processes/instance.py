@@ -26,6 +26,7 @@ import torch
 
 from monarch.compiler.config import settings
 from monarch.compiler.execution.events import Handled, Status, heard, tell
+from monarch.compiler.mesh import Point
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.actors.channel import Port
 from monarch.runtime.actors.debugging.stacks import stack_of
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 
 Call = tuple[str, Head, Payload]
 """Who sent it, and what."""
+Refusal = tuple[str, int, str, Point]
+"""What an actor that has ended is called, its rank, why it has, and its place in its mesh."""
 
 
 def _initialized() -> None:
@@ -205,6 +208,11 @@ class LocalActor:
             if self.loop is not None:
                 self.loop.call_soon_threadsafe(lambda: None)
 
+    @property
+    def refusal(self) -> Refusal:
+        """Of what is sent to it from now on."""
+        return self.instance.name, self.rank, self.ended or "it was told to stop", self.instance.rank
+
     def _take(self) -> MeshFailure | Call | Stop | None:
         """What is next. None: `_rouse` is called once there is something."""
         with self._lock:
@@ -219,12 +227,12 @@ class LocalActor:
 
     def _refuse(self, call: Call) -> None:
         call[2].drop()
-        reason, (_, head, _) = self.ended or "it was told to stop", call
+        sender, head, _ = call
         if self._aborted and head[2] is not None:
-            error = SupervisionError.refusing(self.instance.name, self.rank, self.instance.rank, head[3], reason)
-            self._answer_behind_owner(head[2], error)
+            name, rank, reason, place = self.refusal
+            self._answer_behind_owner(head[2], SupervisionError.refusing(name, rank, place, head[3], reason))
         else:
-            self._process.refuse(call[0], call[1], self.instance.name, self.rank, reason, self.instance.rank)
+            self._process.refuse(sender, head, *self.refusal)
 
     def _answer_behind_owner(self, reply: ReplyTo, error: SupervisionError) -> None:
         """Answer whose call it dies of, once its owner knows. But where it owns something, at once: that may be what

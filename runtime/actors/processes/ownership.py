@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from monarch.runtime.actors.errors import MeshFailure
+from monarch.runtime.actors.messages.recent import Recent
 
 Ref = tuple[str, str]
 """An actor anywhere: the address of its process, and its name there, of which there is one only."""
@@ -204,7 +205,7 @@ class Supervision:
     def __init__(self, owner: str | None = None) -> None:
         self._owner = owner
         self._actors: dict[str, _Actor] = {PROCESS: _Actor()}
-        self._gone: dict[str, ProcessGone] = {}
+        self._gone: Recent[str, ProcessGone] = Recent()
         self._exiting = ""
 
     def handle(self, event: Event) -> list[Command]:

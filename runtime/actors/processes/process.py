@@ -12,6 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -51,6 +52,7 @@ from monarch.runtime.actors.messages.protocol import (
     Head,
     ReplyTo,
 )
+from monarch.runtime.actors.messages.recent import Ended, Recent
 from monarch.runtime.actors.messages.router import Router
 from monarch.runtime.actors.processes import logs
 from monarch.runtime.actors.processes.circles import Circles
@@ -59,7 +61,7 @@ from monarch.runtime.actors.processes.exits import run_exit_handlers
 from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.hearing import Hearing
 from monarch.runtime.actors.processes.identity import Instance
-from monarch.runtime.actors.processes.instance import LocalActor
+from monarch.runtime.actors.processes.instance import LocalActor, Refusal
 from monarch.runtime.actors.processes.ownership import (
     Born,
     Bury,
@@ -108,8 +110,11 @@ class Process:
         self.threads = group.threads
         self.ports = Ports()
         self.actors: dict[str, LocalActor] = {}
-        self.dead: dict[str, Death] = {}
-        self.refused: dict[tuple[str, str], SupervisionError] = {}
+        self.ended: Recent[str, Refusal] = Recent()
+        """The actors that have ended here, and what calls of them are answered."""
+        self._all_ended = Ended()
+        self.dead: Recent[str, Death] = Recent()
+        self.refused: Recent[tuple[str, str], SupervisionError] = Recent()
         """By mesh and process, of actors that refused a message or were stopped from here: what the next one raises."""
         self.ready = threading.Event()
         self.leaving = math.inf
@@ -167,11 +172,11 @@ class Process:
         group = self.group
         return ProcMesh(group, group.shape.slice(**group.shape.point(self.rank)))
 
-    def actor_of(self, instance: Instance) -> LocalActor:
-        """Raises RuntimeError for what is no actor."""
+    def actor_of(self, instance: Instance) -> LocalActor | None:
+        """None once it has ended. Raises RuntimeError for what is no actor."""
         if not instance.actor_id:
             raise RuntimeError(f"'{instance.name}' is a process, and no actor: stop or abort an actor from inside it")
-        return self.actors[instance.actor_id]
+        return self.actors.get(instance.actor_id)
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
@@ -230,9 +235,9 @@ class Process:
         for ready, its in self._order.take(sender, head[1], (head[2], payload)):
             self._deliver(sender, ready, its)
 
-    def _wait_no_more(self, sender: str) -> None:
+    def _wait_no_more(self, sender: str, ended: bool) -> None:
         """What a process of another host sent does not wait for what may never come."""
-        for ready, its in self._order.gone(sender):
+        for ready, its in self._order.gone(sender, ended):
             self._deliver(sender, ready, its)
 
     def _on_actor(self, sender: str, head: Head, payload: Payload) -> None:
@@ -240,11 +245,14 @@ class Process:
         if actor is None:
             with self._lock:
                 actor = self.actors.get(head[1])
-                if actor is None:
+                if actor is None and head[1] not in self._all_ended:
                     creator = head[1].rpartition(".")[0]
                     if creator not in self.dead:
                         # Who spawned it and who calls it are two senders: the call was faster.
+                        first = head[1] not in self._early
                         self._early.setdefault(head[1], []).append((sender, head, payload))
+                        if first:
+                            self.router.soon(lambda: self._look_after(creator))
                         return
         if actor is None:
             payload.drop()
@@ -257,8 +265,38 @@ class Process:
     def _never(self, sender: str, head: Head) -> None:
         if head[0] == STOP:
             self.reply(head[2], True, None)
+        elif (refusal := self.ended.get(head[1])) is not None:
+            self.refuse(sender, head, *refusal)
+        elif head[1] in self._all_ended:
+            self.refuse(sender, head, "the actor", None, "it has ended")
         else:
             self.refuse(sender, head, "the actor", None, "who spawned it ended before that was done")
+
+    def _look_after(self, creator: str) -> None:
+        """Messages wait for what somebody spawns. Have that be heard of who has ended before this process began, or so
+        long ago that it is forgotten: nobody tells of that. In the I/O thread."""
+        if not self.router.send(creator, (UNSENT,), EMPTY):
+            self.router.after_last(creator, lambda: self._spawns_no_more(creator), _LAST_SECONDS)
+
+    def _spawns_no_more(self, creator: str) -> None:
+        """What waits for what a process was to spawn waits for nothing. In the I/O thread."""
+        with self._lock:
+            self._all_ended.forget(creator)
+            ids = [id for id in self._early if id.rpartition(".")[0] == creator]
+            early = [message for id in ids for message in self._early.pop(id)]
+        for sender, head, payload in early:
+            payload.drop()
+            self._never(sender, head)
+
+    def _bury(self, actor: LocalActor) -> None:
+        """An actor is no more, and its owner knows. From any thread."""
+        id = actor.instance.actor_id
+        with self._lock:
+            if id.rpartition(".")[0] not in self.dead:
+                self._all_ended.add(id)
+            self.ended[id] = actor.refusal
+            del self.actors[id]
+        actor.bury()
 
     def _on_spawn(self, sender: str, head: Head, payload: Payload) -> None:
         _, actor_id, _, rank, name, owner = head
@@ -297,7 +335,7 @@ class Process:
         death: Death = payload.decode()
 
         def heard() -> None:
-            self._has_ended(death)
+            self._has_ended(death, death.expected or not head[2])
 
         def heard_straight() -> None:
             self.spreads.after_answers(death.address, sender, heard)
@@ -307,10 +345,11 @@ class Process:
         else:
             self.router.after_last(death.address, heard_straight, _LAST_SECONDS)
 
-    def _has_ended(self, death: Death) -> None:
-        self._wait_no_more(death.address)
+    def _has_ended(self, death: Death, surely: bool) -> None:
+        """A process has ended, or its host is out of reach, where it may live on."""
+        self._wait_no_more(death.address, surely)
         self.dead[death.address] = death
-        self.router.gone(death.address)
+        self.router.gone(death.address, surely)
         self.spreads.lost(death.address)
         self._lose(ProcessGone(death.address, death.reason, not death.expected, death.status, death.log))
 
@@ -323,13 +362,7 @@ class Process:
         else:
             self.hearing.owners_first(death.address, fail_calls)
         self.programs.died(death)
-        with self._lock:
-            early = [
-                message for id in list(self._early) if id.startswith(death.address) for message in self._early.pop(id)
-            ]
-        for lost, head, payload in early:
-            payload.drop()
-            self._never(lost, head)
+        self._spawns_no_more(death.address)
 
     def _lose(self, gone: ProcessGone) -> None:
         with self._deciding:
@@ -363,10 +396,11 @@ class Process:
         here, and what is owned from there ends. In the I/O thread."""
         for lost in (address, *self.spreads.through(address)):
             if lost not in self.dead:
-                self.router.gone(lost)
-                self._wait_no_more(lost)
+                self.router.gone(lost, ended=False)
+                self._wait_no_more(lost, ended=False)
                 self._lose(ProcessGone(lost, f"is out of reach: {why}", failed=True))
                 self.ports.lost(lost, f"the connection is lost: {why}")
+                self._spawns_no_more(lost)
         self.spreads.lost(address)
 
     def _on_unreached(self, sender: str, head: Head, payload: Payload) -> None:
@@ -492,7 +526,7 @@ class Process:
             case Cleanup(actor):
                 self.actors[actor].alone()
             case Bury(actor):
-                self.hearing.after(actor, self.actors[actor].bury)
+                self.hearing.after(actor, partial(self._bury, self.actors[actor]))
             case Tell((address, _), ended):
                 self.hearing.tell(address, ended)
             case Exit():

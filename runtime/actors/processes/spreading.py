@@ -221,6 +221,9 @@ class Spreads:
 
     def lost(self, address: str) -> None:
         """A process has ended, or cannot be reached."""
+        for receivers in list(self.sent_through.values()):
+            receivers.discard(address)
+        self.sent_through.pop(address, None)
         for token, kept in list(self.kept.items()):
             if any(agent == address for agent, _ in kept.shares):
                 self._again(token)

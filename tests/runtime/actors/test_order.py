@@ -32,7 +32,7 @@ def test_what_waits_for_a_sender_that_is_gone_waits_no_more() -> None:
     order: Order[int] = Order()
     assert order.take("a", 0, 0) == [0]
     assert order.take("a", 3, 3) == [] and order.take("a", 2, 2) == [] and order.take("b", 1, 1) == []
-    assert order.gone("a") == [2, 3]
+    assert order.gone("a", ended=True) == [2, 3]
     assert order.take("a", 5, 5) == [5] and order.take("a", 1, 1) == [1]
     assert order.take("b", 0, 0) == [0, 1]
-    assert order.gone("c") == []
+    assert order.gone("c", ended=False) == []
