@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import shutil
@@ -22,7 +23,10 @@ from monarch.stdlib.jobs.local import COMMAND
 
 LOOK_SECONDS = 2.0
 """Between two questions for the queue: squeue asks the cluster's one controller."""
+QUEUE_SECONDS = 60.0
+"""How long squeue may fail: it does while the cluster's controller is busy, or starts again."""
 _TRY_SECONDS = 0.5
+log = logging.getLogger(__name__)
 _WAITS = frozenset(
     ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
 )
@@ -134,12 +138,20 @@ class SlurmJob(JobTrait):
 
     def _queued(self) -> tuple[str, str, str]:
         """The job's state, "" where Slurm knows none, its nodes, and why it waits."""
-        try:
-            said = _slurm("squeue", "--noheader", f"--jobs={self._id}", "--format=%T|%N|%r")
-        except MonarchError as error:
-            if "Invalid job id" in error.message:  # it has ended a while ago
-                return "", "", ""
-            raise
+        until = 0.0
+        while True:
+            try:
+                said = _slurm("squeue", "--noheader", f"--jobs={self._id}", "--format=%T|%N|%r")
+                break
+            except _Failed as error:
+                if "Invalid job id" in error.message:  # it has ended a while ago
+                    return "", "", ""
+                if not until:
+                    until = time.monotonic() + QUEUE_SECONDS
+                    log.warning("Slurm's job %s: %s; squeue is asked again", self._id, error.message)
+                elif time.monotonic() >= until:
+                    raise
+            time.sleep(LOOK_SECONDS)
         state, nodes, why = (*said.strip().split("|", 2), "", "")[:3]
         return state, nodes, why
 
@@ -198,6 +210,10 @@ class SlurmJob(JobTrait):
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
+class _Failed(MonarchError):
+    """A command of Slurm's ran, and failed."""
+
+
 def _slurm(*command: str, given: str | None = None) -> str:
     """What a command of Slurm's prints. Raises MonarchError with what it said."""
     try:
@@ -205,5 +221,5 @@ def _slurm(*command: str, given: str | None = None) -> str:
     except FileNotFoundError:
         raise MonarchError(f"there is no {command[0]} here", hint="run this where Slurm's commands are.") from None
     if done.returncode:
-        raise MonarchError(f"{command[0]} failed with status {done.returncode}: {done.stderr.strip()}")
+        raise _Failed(f"{command[0]} failed with status {done.returncode}: {done.stderr.strip()}")
     return done.stdout

@@ -64,8 +64,8 @@ class Order(Generic[M]):
         return ready
 
     def gone(self, sender: str, ended: bool) -> list[M]:
-        """A sender has `ended`, or there is no way to it: what is missing may never come. What waited for it; what comes
-        after this waits for nothing."""
+        """A sender has `ended`, or there is no way to it: what is missing may never come. What waited for it; what
+        comes after this waits for nothing."""
         if ended:
             self._ended[sender] = None
         else:

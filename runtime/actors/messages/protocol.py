@@ -91,6 +91,8 @@ RECORDED = 33
 """(reply, number), to the agent of a host: what it keeps of telemetry behind a batch of that number"""
 KNOWS = 35
 """(address, reply), to an owner's process: answer once that process is known there to have ended (`hearing`)"""
+DESCENDS = 36
+"""(actor, reply): whether an actor of this process was spawned by that one, or by what it has spawned, and so on"""
 
 
 def passed_on(head: Head) -> bool:

@@ -1,6 +1,7 @@
 """Owners first: who called an actor that dies is answered once the actor's owner knows, on whatever host that is.
 
-    an actor dies       its process tells the owner's, and answers those whose call it died of once that has it
+    an actor dies       its process tells the owner's, and answers those whose call it died of once that has it; but at
+                        once those that have to end before, for it owns them, or what owns them, and so on
     a process dies      who waits for an answer from there asks the processes of the actors' owners whether they know,
                         and fails its calls once they do
 
@@ -12,10 +13,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
+from monarch.runtime.actors.errors import SupervisionError
 from monarch.runtime.actors.messages.message import EMPTY, Payload
-from monarch.runtime.actors.messages.protocol import KNOWS, PLACE_ENDED, Head, ReplyTo
+from monarch.runtime.actors.messages.protocol import DESCENDS, KNOWS, PLACE_ENDED, Head, ReplyTo
 from monarch.runtime.actors.processes.ports import One
 
 if TYPE_CHECKING:
@@ -31,10 +34,11 @@ class Hearing:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._told: dict[str, Future[None]] = {}
+        self._told: dict[str, Future[Any]] = {}
         self._waiting = threading.Condition()
         self._asking: dict[str, list[ReplyTo]] = {}
         process.handle(KNOWS, self._on_knows)
+        process.handle(DESCENDS, self._on_descends)
 
     # -- an actor dies here --------------------------------------------------------------------------------------------
 
@@ -95,9 +99,27 @@ class Hearing:
         else:
             self._asking.setdefault(address, []).append(reply)
 
-    def _ask(self, owner: str, head: Callable[[ReplyTo], Head], payload: Payload) -> Future[None]:
+    # -- who waits descends from what dies -----------------------------------------------------------------------------
+
+    def if_descends(self, address: str, actor: str, task: Callable[[], None]) -> None:
+        """Call `task` once a process says that something there has come of an actor here. From any thread."""
+        asked = self._ask(address, lambda reply: (DESCENDS, actor, reply), EMPTY)
+
+        def known() -> None:
+            with suppress(SupervisionError):  # it has ended, and waits for nothing
+                if asked.get():
+                    task()
+
+        asked.when_done(known)
+
+    def _on_descends(self, sender: str, head: Head, payload: Payload) -> None:
+        _, ancestor, reply = head
+        here = [actor.instance for actor in list(self._process.actors.values()) if actor.instance.mesh is not None]
+        self._process.reply(reply, True, any(instance.descends_from(ancestor) for instance in here))
+
+    def _ask(self, owner: str, head: Callable[[ReplyTo], Head], payload: Payload) -> Future[Any]:
         """A future that is done when the owner's process has answered, or will not."""
-        process, asked = self._process, One[None](owner)
+        process, asked = self._process, One[Any](owner)
         port = process.ports.open(asked)
 
         def give_up() -> None:
@@ -107,3 +129,32 @@ class Hearing:
             give_up()
         process.router.later(HEARING_SECONDS, give_up)
         return asked.future
+
+
+class Held:
+    """The answers to whose call an actor died of, until its owner knows. From any thread."""
+
+    def __init__(self, process: Process, actor: str) -> None:
+        self._process = process
+        self._actor = actor
+        self._lock = threading.Lock()
+        self._held: list[tuple[ReplyTo, SupervisionError]] | None = []
+
+    def answer(self, reply: ReplyTo, error: SupervisionError) -> None:
+        owned = self._process.owned_in(self._actor)
+        with self._lock:
+            held = self._held is not None and reply[0] not in owned
+            if self._held is not None and held:
+                self._held.append((reply, error))
+        if not held:
+            self._process.reply(reply, False, error)
+        elif owned:
+            self._process.hearing.if_descends(reply[0], self._actor, lambda: self.release(reply[0]))
+
+    def release(self, address: str | None = None) -> None:
+        """Answer who waits in that process, or everybody, now and from now on."""
+        with self._lock:
+            answered = [each for each in self._held or () if address in (None, each[0][0])]
+            self._held = None if address is None else [each for each in self._held or () if each not in answered]
+        for reply, error in answered:
+            self._process.reply(reply, False, error)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class Creator:
     """Who spawned an actor, as plain data: the attributes are those of `Instance`."""
 
+    actor_id: str
     name: str
     class_name: str | None
     rank: Point
@@ -55,7 +56,15 @@ class Instance:
 
     def originates(self, procs: ProcMesh) -> bytes:
         """What the actors that this one spawns in these processes know of both: pickled, for few of them ever ask."""
-        return pickle.dumps((procs, Creator(self.name, self.class_name, self.rank, self.proc_mesh, self.creator)))
+        me = Creator(self.actor_id, self.name, self.class_name, self.rank, self.proc_mesh, self.creator)
+        return pickle.dumps((procs, me))
+
+    def descends_from(self, actor: str) -> bool:
+        """Whether an actor has spawned it, or what has spawned it, and so on."""
+        creator = self.creator
+        while creator is not None and creator.actor_id != actor:
+            creator = creator.creator
+        return creator is not None
 
     @cached_property
     def _read(self) -> tuple[ProcMesh, Creator | None]:

@@ -37,6 +37,7 @@ from monarch.runtime.actors.messages.protocol import CALL, Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.circles import awaited_by, awaited_in, frame_of
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import Abandoned, End, end_thread
+from monarch.runtime.actors.processes.hearing import Held
 from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
@@ -78,8 +79,8 @@ class LocalActor:
         self._rouse: Callable[[], object] = self._awake.release
         self._alone = False
         self._stops: list[ReplyTo] | None = []
-        self._killed: list[tuple[ReplyTo, SupervisionError]] = []
-        """Whose call the actor died of: they hear after its owner."""
+        self._killed = Held(process, actor_id)
+        """Whose call the actor died of."""
         self._aborted = False
         self._alert: Callable[[], object] = lambda: None
         """Called when a failure comes, also while a message is handled."""
@@ -230,19 +231,9 @@ class LocalActor:
         sender, head, _ = call
         if self._aborted and head[2] is not None:
             name, rank, reason, place = self.refusal
-            self._answer_behind_owner(head[2], SupervisionError.refusing(name, rank, place, head[3], reason))
+            self._killed.answer(head[2], SupervisionError.refusing(name, rank, place, head[3], reason))
         else:
             self._process.refuse(sender, head, *self.refusal)
-
-    def _answer_behind_owner(self, reply: ReplyTo, error: SupervisionError) -> None:
-        """Answer whose call it dies of, once its owner knows. But where it owns something, at once: that may be what
-        waits for the answer, and has to end before the owner hears."""
-        if reply[0] not in self._process.owned_in(self.instance.actor_id):
-            with self._lock:
-                if self._stops is not None:
-                    self._killed.append((reply, error))
-                    return
-        self._process.reply(reply, False, error)
 
     # -- the actor's thread --------------------------------------------------------------------------------------------
 
@@ -323,7 +314,7 @@ class LocalActor:
             return
         if head[2] is not None:
             said = ActorError.of(error, where, self.instance.rank).message
-            self._answer_behind_owner(head[2], SupervisionError(f"'{self.instance.label}' died: {said}", where))
+            self._killed.answer(head[2], SupervisionError(f"'{self.instance.label}' died: {said}", where))
         raise self._died(error, f"{head[3]} raised") from error
 
     def _died(self, error: BaseException, what: str) -> End:
@@ -436,8 +427,7 @@ class LocalActor:
         """It is no more: whoever asked that it stops hears of it. From any thread."""
         with self._lock:
             stops, self._stops = self._stops or [], None
-        for reply, error in self._killed:
-            self._process.reply(reply, False, error)
+        self._killed.release()
         for reply in stops:
             self._process.reply(reply, True, None)
 

@@ -191,12 +191,13 @@ class Child(Actor):
 class Parent(Actor):
     """Ends of a call that what it owns waits for."""
 
-    def __init__(self) -> None:
-        self.child = this_host().spawn_procs().spawn("child", Child)
+    def __init__(self, generations: int) -> None:
+        procs = this_host().spawn_procs()
+        self.child: Any = procs.spawn("parent", Parent, generations - 1) if generations else procs.spawn("child", Child)
 
     @endpoint
-    def call(self, how: str, port: Port[str]) -> None:
-        self.child.call.broadcast(context().actor_instance.mesh, how, port)
+    def call(self, owner: Any, how: str, port: Port[str]) -> None:
+        self.child.call.broadcast(context().actor_instance.mesh if owner is None else owner, how, port)
 
     @endpoint
     def end(self, how: str) -> None:
@@ -205,13 +206,15 @@ class Parent(Actor):
         context().actor_instance.abort("enough")
 
 
-@pytest.mark.parametrize("how", ["exit", "abort"])
-def test_a_child_that_waits_for_its_dying_owner_has_its_answer_at_once(how: str, faults: Faults) -> None:
-    """The owner ends after the child, and the child after its answer."""
+@pytest.mark.parametrize(("how", "generations"), [("exit", 0), ("abort", 0), ("exit", 2), ("abort", 1)])
+def test_a_child_that_waits_for_its_dying_owner_has_its_answer_at_once(
+    how: str, generations: int, faults: Faults
+) -> None:
+    """The owner ends after the child, also where there are others between them, and the child after its answer."""
     with monarch.config.configured(stop_actor_timeout="1d"):
-        parent = spawn(1).slice(gpus=0).spawn("parent", Parent)
+        parent = spawn(1).slice(gpus=0).spawn("parent", Parent, generations)
     port, receiver = Channel[str].open()
-    parent.call.call_one(how, port).get(WAIT)
+    parent.call.call_one(None, how, port).get(WAIT)
     assert ("SystemExit: 3" if how == "exit" else "enough") in receiver.recv().get(WAIT)
     assert faults.get(timeout=WAIT).mesh_name == "parent"
 

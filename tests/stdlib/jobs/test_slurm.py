@@ -34,6 +34,11 @@ fi
 echo "77;cluster"
 """,
     "squeue": """
+if [ -s fails ]; then
+    sed -i 1d fails
+    echo "slurm_load_jobs error: Unable to contact slurm controller (connect failure)" >&2
+    exit 1
+fi
 if [ -e pending ]; then
     [ -e stuck ] || rm pending
     echo "PENDING||Priority"
@@ -123,6 +128,26 @@ def test_a_job_that_waits_too_long_is_cancelled(cluster: Path, tmp_path: Path) -
         monarch.MonarchError, match="Slurm's job 77 did not start within 0.1 s: it is cancelled\n.*PENDING, Priority"
     ):
         job(tmp_path, job_start_timeout=0.1).state(None)
+    assert (cluster / "cancelled").read_text() == "77\n"
+
+
+def test_a_queue_that_does_not_answer_is_asked_again(
+    cluster: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while Slurm's controller is restarted: the job goes on meanwhile, and so does the view of it."""
+    mine = job(tmp_path)
+    (cluster / "fails").write_text("once\ntwice\n")
+    try:
+        mine.state(None)
+        (warning,) = caplog.messages
+        assert "Slurm's job 77: squeue failed with status 1: " in warning and "Unable to contact" in warning
+        (cluster / "fails").write_text("for good\n" * 1000)
+        monkeypatch.setattr(slurm, "QUEUE_SECONDS", 0.1)
+        with pytest.raises(monarch.MonarchError, match="Unable to contact slurm controller"):
+            mine.can_run(job(tmp_path))
+    finally:
+        (cluster / "fails").unlink()
+        mine.kill()
     assert (cluster / "cancelled").read_text() == "77\n"
 
 
