@@ -96,6 +96,8 @@ Message = tuple[str, Head, Payload]
 
 _LAST_SECONDS = 1.0
 """How long what a process of another host had sent before it ended may be on its way."""
+EARLY_SECONDS = 1.0
+"""How much earlier a call may come than what makes its actor, before who makes that is asked for."""
 CAUSE_SECONDS = 5.0
 """How long the cause of a lost connection may take to be told."""
 
@@ -252,7 +254,7 @@ class Process:
                         first = head[1] not in self._early
                         self._early.setdefault(head[1], []).append((sender, head, payload))
                         if first:
-                            self.router.soon(lambda: self._look_after(creator))
+                            self.router.later(EARLY_SECONDS, lambda: self._look_after(head[1], creator))
                         return
         if actor is None:
             payload.drop()
@@ -264,7 +266,8 @@ class Process:
 
     def _never(self, sender: str, head: Head) -> None:
         if head[0] == STOP:
-            self.reply(head[2], True, None)
+            if head[2] is not None:
+                self.reply(head[2], True, None)
         elif (refusal := self.ended.get(head[1])) is not None:
             self.refuse(sender, head, *refusal)
         elif head[1] in self._all_ended:
@@ -272,10 +275,10 @@ class Process:
         else:
             self.refuse(sender, head, "the actor", None, "who spawned it ended before that was done")
 
-    def _look_after(self, creator: str) -> None:
-        """Messages wait for what somebody spawns. Have that be heard of who has ended before this process began, or so
-        long ago that it is forgotten: nobody tells of that. In the I/O thread."""
-        if not self.router.send(creator, (UNSENT,), EMPTY):
+    def _look_after(self, actor: str, creator: str) -> None:
+        """Messages have waited for what somebody spawns. Who has ended before this process began, or so long ago that
+        it is forgotten, is found out about here: nobody tells of that. In the I/O thread."""
+        if actor in self._early and not self.router.send(creator, (UNSENT,), EMPTY):
             self.router.after_last(creator, lambda: self._spawns_no_more(creator), _LAST_SECONDS)
 
     def _spawns_no_more(self, creator: str) -> None:

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from monarch.actor import Actor, SupervisionError, endpoint, this_host, this_proc
 from monarch.runtime.actors.messages import recent
 from monarch.runtime.actors.messages.address import new_address
-from monarch.runtime.actors.messages.message import NO_ARGUMENTS
-from monarch.runtime.actors.messages.protocol import CALL
+from monarch.runtime.actors.messages.message import EMPTY, NO_ARGUMENTS
+from monarch.runtime.actors.messages.protocol import CALL, STOP
 from monarch.runtime.actors.messages.recent import Ended, Recent
 from monarch.runtime.actors.processes import current
+from monarch.runtime.actors.processes import process as process_of_actors
 from monarch.runtime.actors.processes.ports import One
 from tests.runtime.actors.conftest import WAIT
 
@@ -82,10 +83,12 @@ def test_many_actors_leave_no_more_than_the_newest_ends() -> None:
         with pytest.raises(SupervisionError, match=known):
             echo.echo.call_one(1).get(WAIT)
         echo.stop().get(WAIT)
+        process.router.send(process.address, (STOP, echo.id, None, "its owner has ended"), EMPTY)
 
 
-def test_a_call_of_an_actor_whose_creator_is_no_more_is_answered() -> None:
+def test_a_call_of_an_actor_whose_creator_is_no_more_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though nobody tells this process of an end that was before its time."""
+    monkeypatch.setattr(process_of_actors, "EARLY_SECONDS", 0.01)
     process, waiting = current.process(), One[int]("nobody")
     reply = process.address, process.ports.open(waiting), 0
     process.router.send(process.address, (CALL, f"{new_address()}.0", reply, "echo", False, None), NO_ARGUMENTS)
