@@ -30,7 +30,15 @@ from monarch.language.recorder.tasks import belonging_to, set_task
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
-from monarch.stdlib.pipeline.inner import check_inner, gradients_of_all, in_transform, several, transform, within
+from monarch.stdlib.pipeline.inner import (
+    check_inner,
+    gradients_of_all,
+    in_transform,
+    one_by_one,
+    several,
+    transform,
+    within,
+)
 from monarch.stdlib.pipeline.losses import OF_CLASSES, Counted
 
 if TYPE_CHECKING:
@@ -208,6 +216,8 @@ class Across(TorchFunctionMode):
             return self._call(func, args, kwargs)
         if transform() is not None:  # its tensors end with it, so its calls are made again, not given again
             return self._within_transform(func, args, kwargs)
+        if func is torch.autograd.grad and kwargs.get("is_grads_batched") and not self.pipe.mixes_rows:
+            return one_by_one(lambda f, *args, **kwargs: self.__torch_function__(f, types, args, kwargs), args, kwargs)
         number, self._next = self._next, self._next + 1
         if number < len(self._calls):
             known, result = self._calls[number]
@@ -217,7 +227,7 @@ class Across(TorchFunctionMode):
         if self._is_joint(func, args, kwargs):
             self.together.shapes.setdefault(number, [tuple(args[0].shape)])
         elif func is torch.autograd.grad and self.rows is not None:
-            if (wrong := check_inner(kwargs, args[1])) is not None:
+            if (wrong := check_inner(args[1])) is not None:
                 raise refuse(wrong)
             if not self.together.barriers and all(map(self._has_rows, several(args[1]))):
                 result = func(*args, **kwargs)

@@ -65,18 +65,35 @@ def gradients_of_all(
     return [tuple(result) for result in results]
 
 
-def check_inner(kwargs: Mapping[str, Any], inputs: Any) -> ProgramError | None:
+def one_by_one(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
+    """What `torch.autograd.grad` gives with `is_grads_batched`, by a call for each gradient: of one it can be told
+    whether it mixes rows. `call` makes a call with the arguments that follow."""
+    by = kwargs.get("grad_outputs")
+    given = () if by is None else several(by)
+    sizes = {each.shape[0] if each.ndim else 0 for each in given if each is not None}
+    if len(sizes) != 1 or 0 in sizes:
+        return torch.autograd.grad(*args, **kwargs)  # raises PyTorch's error
+    (count,) = sizes
+    found = []
+    for at in range(count):
+        named = {**kwargs, "is_grads_batched": False}
+        named["grad_outputs"] = [None if each is None else call(torch.select, each, 0, at) for each in given]
+        if at < count - 1:
+            named["retain_graph"] = True
+        found.append(call(torch.autograd.grad, *args, **named))
+    return tuple(None if column[0] is None else call(torch.stack, list(column)) for column in zip(*found, strict=True))
+
+
+def check_inner(inputs: Any) -> ProgramError | None:
     """What is wrong with a call of `torch.autograd.grad` whose rows have to be followed."""
-    if kwargs.get("is_grads_batched") or not all(
-        isinstance(within(each), DistributedTensor) for each in several(inputs)
-    ):
-        return ProgramError(
-            "torch.autograd.grad of a batch of gradients, or of tensors of a transform, in a pipeline's model",
-            hint="whether it mixes the rows of the batch cannot be told. Call it for each gradient; or say\n"
-            "pipeline(…, mixes_rows=True), where each microbatch is mixed by itself.",
-            source=user_source(),
-        )
-    return None
+    if all(isinstance(within(each), DistributedTensor) for each in several(inputs)):
+        return None
+    return ProgramError(
+        "torch.autograd.grad of tensors of a transform in a pipeline's model",
+        hint="whether it mixes the rows of the batch cannot be told. Take the gradient outside of the transform;\n"
+        "or say pipeline(…, mixes_rows=True), where each microbatch is mixed by itself.",
+        source=user_source(),
+    )
 
 
 def in_transform(name: str, source: Source | None) -> ProgramError:

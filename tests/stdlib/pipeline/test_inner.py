@@ -4,6 +4,7 @@ equal to those of the model without stages, or refused with the line."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,15 @@ def centered(h: Any) -> Any:
     return h - h.mean(0)
 
 
+def of_batch(of: Any, by: Any, given: Any) -> Any:
+    return torch.autograd.grad(of, by, given, create_graph=True, is_grads_batched=True)[0]
+
+
+def unit(h: Any) -> Any:
+    """The gradients of each column of h, for a batch of them."""
+    return torch.eye(3, dtype=h.dtype).unsqueeze(1).expand(3, h.shape[0], 3)
+
+
 Inner = Callable[[Any, Any], Any]
 CASES: dict[str, Inner] = {
     "of a sum": lambda h, w: gradient(energy(h), h),
@@ -43,6 +53,10 @@ CASES: dict[str, Inner] = {
     "of a parameter": lambda h, w: h * gradient(h.sin().sum(), w).sum(0),
     "of a parameter, by rows": lambda h, w: h + torch.autograd.grad(h, w, h.cos(), create_graph=True)[0].mean(0),
     "of a parameter alone": lambda h, w: h * gradient(w.sin().sum(), w).mean(0),
+    "a batch, of rows": lambda h, w: of_batch(h.sin() * h, h, unit(h)).sum(0),
+    "a batch, of rows, mixed": lambda h, w: of_batch(h.sin(), h, torch.stack([h, h.cos()])).cumsum(1).sum(0),
+    "a batch, of a parameter": lambda h, w: h * of_batch(h.sin().sum(0), w, torch.eye(3, dtype=h.dtype)).sum(0).mean(0),
+    "a batch, through a call on all": lambda h, w: h + of_batch(centered(h) ** 3, h, unit(h)).mean(0),
     "vmap": lambda h, w: centered(torch.vmap(torch.func.grad(energy))(h)),
     "jacrev": lambda h, w: centered(torch.vmap(torch.func.jacrev(torch.sin))(h).sum(-1)),
     "vjp": lambda h, w: centered(torch.func.vjp(torch.sin, h)[1](h)[0]),
@@ -104,6 +118,15 @@ def test_a_transform_of_what_mixes_rows_is_refused_with_its_line() -> None:
             ProgramError, match=r"test_inner.py:\d+:(.|\n)*transform of torch.func(.|\n)*torch.autograd.grad"
         ):
             check(inner, torch.randn(4, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("given", [None, lambda h: torch.tensor(1.0), lambda h: torch.ones(0, *h.shape)])
+def test_a_batch_of_gradients_that_pytorch_refuses_is_refused(given: Any) -> None:
+    x = torch.randn(4, 3, dtype=torch.float64)
+    with pytest.raises(Exception, match="grad|vmap|dim") as dense:
+        models(lambda h, w: of_batch(h.sin(), h, given and given(h)))[1](x)
+    with pytest.raises(type(dense.value), match=re.escape(str(dense.value).partition("\n")[0][:40])):
+        check(lambda h, w: of_batch(h.sin(), h, given and given(h)), x)
 
 
 def test_a_transform_of_each_microbatch_by_itself() -> None:
