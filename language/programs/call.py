@@ -169,12 +169,3 @@ class Call:
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
-
-    def check_containers(self, symbols: list[Any], args: Any, kwargs: Any) -> None:
-        """Raise ProgramError where the program has changed a container that it got: the caller's own are others."""
-        leaves, now = pytree.tree_flatten((args, kwargs))
-        if now != self.spec or any(a is not b for a, b in zip(leaves, symbols, strict=True)):
-            raise ProgramError(
-                "the program changes a list or dict that is among its arguments",
-                hint="its caller would not see the change: return what is new, or close over the container.",
-            )

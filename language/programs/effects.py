@@ -6,6 +6,7 @@ from __future__ import annotations
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from monarch.language.programs.classify import CONSTANT, kind_of
 from monarch.language.programs.guards import Guards
 from monarch.language.programs.held import MISSING, PLAIN, Attributes, Contents, Held, Slots, same_entries
 from monarch.language.programs.nodes import Live, Spot
+from monarch.language.programs.passed import Passed, containers_in
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -40,7 +42,14 @@ class Outcome:
     """The handles that the plan made, by the number of the tensor that the trace left behind."""
     meshes: Mapping[int, Mesh] = field(default_factory=dict)
     """Where those are, in a program of several meshes."""
+    given: tuple[Any, Any] = ((), {})
+    """The call's arguments as the caller has them, positional ones and others."""
     made: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def passed(self) -> list[Any]:
+        """The lists and dicts among the arguments."""
+        return containers_in(*self.given)
 
     def ref(self, number: int, fake: torch.Tensor) -> Any:
         """The storage of a tensor that this call has made, which looks like `fake`."""
@@ -163,6 +172,16 @@ class CannotRepeat(Exception):
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
 
 
+def _passed(number: int, outcome: Outcome) -> Any:
+    """A container among the arguments."""
+    return outcome.passed[number]
+
+
+def _entry(number: int, key: Any, outcome: Outcome) -> Any:
+    """What such a container holds, as the caller put it there."""
+    return outcome.passed[number][key]
+
+
 @dataclass(frozen=True)
 class Again:
     """A result that is another one, by its number."""
@@ -198,8 +217,14 @@ class _Step:
 class Effects:
     """What a trace has changed, as steps that a later call repeats."""
 
-    def __init__(self, guards: Guards, recording: Recording, symbols: list[Any], arguments: list[Any]) -> None:
+    def __init__(
+        self, guards: Guards, recording: Recording, symbols: list[Any], arguments: list[Any], passed: Passed
+    ) -> None:
         self.steps: list[_Step] = []
+        self.passed: list[_Step] = []
+        """Those of lists and dicts among the arguments, which are known by their numbers."""
+        self.lengthens = False
+        """Whether one of these has more or fewer entries afterwards."""
         self._gradients: list[tuple[int, Make]] = []
         """Of these, the gradients: by the leaf's node, what makes each. They are made and put in one go."""
         self._others: list[_Step] | None = None
@@ -213,7 +238,7 @@ class Effects:
         self._inputs = {id(symbol._ref): n for n, symbol in enumerate(symbols) if isinstance(symbol, DistributedTensor)}
         self._arguments = arguments
         self._left: dict[int, Any] = {}
-        self._keep: list[Any] = [symbols]
+        self._keep: list[Any] = [(symbols, passed)]
         self._refs: dict[int, Spot] = {}
         self._memo: dict[int, Make] = {}
         self._alone: dict[Make, Make] = {}
@@ -224,40 +249,55 @@ class Effects:
                 spot = guards.spot_of.get(id(held.holder))
                 if ref is not None and spot is not None and id(ref) not in self._inputs:
                     self._refs.setdefault(id(ref), spot)
+        for number, (ours, theirs) in enumerate(zip(passed.ours, passed.theirs, strict=True)):
+            self._memo[id(ours)] = partial(_passed, number)
+            self._left[id(ours)] = theirs
+            for key, entry in zip(*passed.noted[number].before, strict=True):
+                if isinstance(entry, DistributedTensor) and id(entry) in self._symbols:
+                    self._memo.setdefault(id(entry), partial(_entry, number, key))
+                    self._left.setdefault(id(entry), theirs[key])
 
     # -- from a trace --------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of what only the traced call needed."""
-        for step in self.steps:
+        for step in (*self.steps, *self.passed):
             step.values[:] = [self._alone.get(make, make) for make in step.values]
         self._others = None
         del self._guards, self._recording, self._arguments, self._alone
         self._memo, self._left, self._refs, self.cells, self._keep = {}, {}, {}, {}, []
 
-    def add(self, held: Held, now: Contents) -> None:
-        """Note that an object holds something else after the trace."""
+    def add(self, held: Held, now: Contents, among_arguments: int | None = None) -> None:
+        """Note that an object holds something else after the trace; of the containers among the arguments, which."""
         number = self._guards.node_of.get(held.ident)
         before = dict(zip(*held.before, strict=True))
         after = dict(zip(*now, strict=True))
         changed = next((key for key, value in after.items() if before.get(key, MISSING) is not value), "")
         name = str(changed) if type(changed) in PLAIN else type(changed).__name__  # a tensor's text is its value
         try:
+            if among_arguments is not None:
+                self.passed.append(self._step(among_arguments, type(held), before, after))
+                self.lengthens = self.lengthens or len(before) != len(after)
+                return
             if number is None:
                 raise CannotRepeat("changes something that it does not name")
             if type(held.holder).__module__ == "threading":
                 raise CannotRepeat(f"changes a {type(held.holder).__name__}, for which threads may wait")
-            whole = _in_order(type(held), list(before), list(after))
-            puts = {} if whole else {key: MISSING for key in before if key not in after}
-            puts |= {key: value for key, value in after.items() if whole or before.get(key, MISSING) is not value}
-            values = [self._make(value) for value in puts.values()]
-            plain = all(type(key) in PLAIN for key in puts)
-            keys, made_keys = ([*puts], []) if plain else ([], [self._make(key) for key in puts])
+            step = self._step(number, type(held), before, after)
             self._guards.use(self._guards.nodes[number].parent)
-            names = tuple(key for key, value in after.items() if type(key) is str and before.get(key) is not value)
-            self.steps.append(_Step(number, type(held), keys, made_keys, values, whole, names))
+            self.steps.append(step)
         except CannotRepeat as reason:
             self.cannot = self.cannot or (str(reason), name)
+
+    def _step(self, number: int, kind: type[Held], before: dict[Any, Any], after: dict[Any, Any]) -> _Step:
+        whole = _in_order(kind, list(before), list(after))
+        puts = {} if whole else {key: MISSING for key in before if key not in after}
+        puts |= {key: value for key, value in after.items() if whole or before.get(key, MISSING) is not value}
+        values = [self._make(value) for value in puts.values()]
+        plain = all(type(key) in PLAIN for key in puts)
+        keys, made_keys = ([*puts], []) if plain else ([], [self._make(key) for key in puts])
+        names = tuple(key for key, value in after.items() if type(key) is str and before.get(key) is not value)
+        return _Step(number, kind, keys, made_keys, values, whole, names)
 
     def keeps(self, value: Any) -> bool:
         """Whether Python holds a tensor or container behind the call, or what a tensor is a view of: its result is
@@ -496,8 +536,9 @@ class Effects:
             leaves = [nodes[node].holder(live, arguments) for node, _ in self._gradients]
             had = [leaf.grad for leaf in leaves]
             changes.append(Gradients(leaves, had, [make(outcome) for _, make in self._gradients]))
-        for step in self._others:
-            holder = nodes[step.node].holder(live, arguments)
+        found = [(step, nodes[step.node].holder(live, arguments)) for step in self._others]
+        found += [(step, outcome.passed[step.node]) for step in self.passed]
+        for step, holder in found:
             keys = [make(outcome) for make in step.made_keys] if step.made_keys else step.keys
             values = [make(outcome) for make in step.values]
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])

@@ -94,5 +94,7 @@ class Memory:
         self.resolved = mesh
         self.only: Mesh | None = None
         """The only mesh of the process when the program needed one: kept until it is closed."""
+        self.lengthened = 0
+        """How many traces have given a list or dict among the arguments another length."""
         self.others: set[Mesh] = set()
         """The meshes of traces of several: what was recorded on them outside of programs runs before a call."""

@@ -137,14 +137,14 @@ class Program(Generic[P, R]):
                 if variant is not entry.variants[0]:
                     entry.variants.remove(variant)
                     entry.variants.insert(0, variant)
-                return variant.run(leaves, found)
+                return variant.run(leaves, found, args, kwargs)
         call = call or Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
         if self._keeps_names:
             call.belongs()
         if call.family is not None and (known := memory.families.find(call)) is not None:
             variant, found = known
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
-            return variant.run(leaves, found)
+            return variant.run(leaves, found, args, kwargs)
         with handlers_later():
             result = self._trace_and_run(entry, call)
         return result
@@ -240,6 +240,8 @@ class Program(Generic[P, R]):
         else:
             place, why = None, found.cannot
         self._say(entry, place, why)
+        if found.effects.lengthens:
+            self._note_length()
         if compiled.template is None and self._keeps_names:
             memory.specialised.note(self._name, leaves, call.names, self._annotations.types)
         found.release()
@@ -283,6 +285,17 @@ class Program(Generic[P, R]):
             warnings.warn(
                 f"{where}the program '{self._name}' is traced again at each call, which takes milliseconds: {what}. "
                 "Pass what changes as an argument, or keep it in a tensor.",
+                TracedAgainWarning,
+                stacklevel=4,
+            )
+
+    def _note_length(self) -> None:
+        """Say once that a list among the arguments grows from call to call."""
+        self._memory.lengthened += 1
+        if self._memory.lengthened == _OFTEN:
+            warnings.warn(
+                f"the program '{self._name}' is traced and compiled for each length of a list or dict among its "
+                "arguments, which it changes. Have it close over that, or return what is new.",
                 TracedAgainWarning,
                 stacklevel=4,
             )

@@ -21,6 +21,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
 from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import PLAIN
+from monarch.language.programs.passed import repeated
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
 from monarch.language.tensors.tensor import DistributedTensor
@@ -39,7 +40,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
         if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
             leaves, spec = pytree.tree_flatten((args, kwargs))
     repeats = repeats_of(leaves)
-    key: list[Any] = [modes(), spec, repeats]
+    key: list[Any] = [modes(), spec, repeats if spec is None else (repeats, repeated(args, kwargs))]
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor):
             ref = leaf._ref

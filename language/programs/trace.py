@@ -33,6 +33,7 @@ from monarch.language.programs.held import PLAIN, Contents, Held
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
+from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, result_of
 from monarch.language.programs.signature import repeats_of
@@ -271,14 +272,20 @@ def _trace(
         snapshot.visit(root)
     recording.repeatable = Repeatable(snapshot, entered, roots)
 
+    of_caller: list[Passed] = []
+
     def undo() -> None:
         snapshot.restore()
         watch.restore()
+        for each in of_caller:
+            each.give_back()
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
         inputs_, arguments = _symbolic(recording, call, leaves, types, symbolic)
-        args, kwargs = pytree.tree_unflatten(inputs_, call.spec)
+        passed = Passed(call.args, call.kwargs, pytree.tree_unflatten(inputs_, call.spec), not call.examples)
+        of_caller.append(passed)
+        args, kwargs = passed.args, passed.kwargs
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
             stack.enter_context(counting_streams())
@@ -298,7 +305,6 @@ def _trace(
                 "step(x, torch.initial_seed()).",
                 source=entered.seeded,
             )
-        call.check_containers(inputs_, args, kwargs)
         attempt.asks_type = entered.asks_type
         del args, kwargs
         free = watch.read_at_each_call
@@ -307,22 +313,29 @@ def _trace(
             snapshot.visit(leaves[position])
             roots.append((("argument", position), leaves[position]))
             leaves[position].requires_grad_(inputs_[position].requires_grad).grad = inputs_[position].grad
-        changes = snapshot.changes()
+        among_arguments = passed.changes()
+        own = [(held, now) for held, now in snapshot.changes() if not passed.has(held.holder)]
+        changes = [*own, *((held, now) for _, held, now in among_arguments)]
         _check_regions(changes)
         if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
             raise Specialise("it leaves a named size in Python")
-        guards = Guards(snapshot, entered, roots, free, moving, _rebound(changes), set(recording.states))
+        guards = Guards(snapshot, entered, roots, free, moving, _rebound(own), set(recording.states))
         guards.tell_arguments(leaves)
-        effects = Effects(guards, recording, inputs_, leaves)
-        for held, now in changes:
+        effects = Effects(guards, recording, inputs_, leaves, passed)
+        for held, now in own:
             effects.add(held, now)
+        for at, held, now in among_arguments:
+            effects.add(held, now, at)
         result = result_of(recording, returned, effects.keeps)
         returned = effects.returned(result.leaves)
         for held, now in changes:
             effects.settle(held, now)
         effects.settle_returned(result.leaves)
-        changed = [change for held, _ in changes if (change := Change.since(held)) is not None]
-        del changes, inputs_
+        changed = [change for held, _ in own if (change := Change.since(held)) is not None]
+        for at, held, _ in among_arguments:
+            changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
+            changed[-1].make()
+        del changes, own, among_arguments, passed, inputs_
         recording.regions.clear()  # they keep alive what the program has let go of
         if recording.questions and symbols is not None:
             raise Specialise("it asks actors")

@@ -359,7 +359,8 @@ class Variant:
         left = [(ident, trace.escapes[number][2]) for ident, number in self._left.items()]
         self._meshes = {ident: trace.homes[value] for ident, value in left if trace.homes}
         self._has_numbers = bool(trace.arguments or self._hyperparameters)
-        touched = self.guards.states or compiled.left_updates or trace.effects.steps or trace.returned
+        effects = trace.effects.steps or trace.effects.passed
+        touched = self.guards.states or compiled.left_updates or effects or trace.returned
         self._only_computes = not (touched or trace.requiring)
         """Whether a call gives results and no more: it has no state, and changes nothing in Python."""
         leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
@@ -427,8 +428,8 @@ class Variant:
 
     # -- running -------------------------------------------------------------------------------------------------
 
-    def run(self, leaves: list[Any], found: tuple[Live, list[Cell], dict[str, float]]) -> Any:
-        """Run one step: returns at once, with tensors that are still being computed."""
+    def run(self, leaves: list[Any], found: tuple[Live, list[Cell], dict[str, float]], args: Any, kwargs: Any) -> Any:
+        """Run one step, of a call with these arguments: returns at once, with tensors that are still being computed."""
         trace, compiled = self.trace, self.compiled
         if trace.questions:
             given, leaves = leaves, _answered(trace, leaves, found[1])
@@ -454,7 +455,7 @@ class Variant:
             left = compiled.settle(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made
                 given = {ident: left[number] for ident, number in self._left.items()}
-                outcome = Outcome(trace.mesh, leaves, live, scalars, given, self._meshes)
+                outcome = Outcome(trace.mesh, leaves, live, scalars, given, self._meshes, (args, kwargs))
                 changes = trace.effects.repeat(self.guards, outcome)
                 bound = bound or (outcome, changes)  # a signal's handler may have done all this meanwhile
             for change in bound[1]:
