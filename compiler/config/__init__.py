@@ -71,9 +71,9 @@ def clear_runtime_config() -> None:
 
 def for_spawned() -> dict[str, Any]:
     """What a process that is spawned now has to be told: this one's values, but for defaults and the machine's own."""
-    definitions = Settings.definitions().values()
-    values = {each.name: getattr(settings, each.name) for each in definitions if not each.local}
-    return _shown({name: value for name, value in values.items() if value != Settings.definition(name).default})
+    told = {name: each for name, each in Settings.definitions().items() if not each.local}
+    values = {name: getattr(settings, name) for name in told}
+    return _shown({name: value for name, value in values.items() if value != told[name].default})
 
 
 def setting_of(values: Mapping[str, Any] | Iterable[tuple[str, Any]], setting: Setting[T]) -> T:

@@ -3,7 +3,6 @@ runs) and `collectives`. For plans that choose process groups: `membership` and 
 one; `listening`, `gloo` and `process_groups` for Gloo; `nccl`, `communicator` and `streamed` for NCCL."""
 
 from monarch.runtime.collectives.collectives import Collectives
-from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Meetings
 
-__all__ = ["Collectives", "Meetings", "Network"]
+__all__ = ["Collectives", "Meetings"]

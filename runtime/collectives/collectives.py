@@ -13,7 +13,6 @@ from monarch.compiler.loading import load
 from monarch.compiler.plan import MeshSpec, Plan
 from monarch.runtime.collectives.chain import Results, reduce_in_chain
 from monarch.runtime.collectives.cost import chain_scatters_faster, direct_is_faster
-from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.meeting import Collective, Group, Meetings, Tensors
 from monarch.runtime.collectives.reduce import reduce_list, reduce_small
 from monarch.runtime.collectives.shares import add, copies, split
@@ -23,6 +22,7 @@ from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.window import ALIGN
 
 if TYPE_CHECKING:
+    from monarch.runtime.collectives.listening import Network
     from monarch.runtime.collectives.process_groups import ProcessGroups
     from monarch.runtime.collectives.streamed import Streamed
 

@@ -24,16 +24,18 @@ Bytes that a worker moves in an all_reduce of n bytes over k workers:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.collectives.sending import Sending
 from monarch.runtime.shared import futex, signals
 from monarch.runtime.shared.signals import LINE, STEP_BITS, Aborted, Signals, Stopped, TimedSignals
 from monarch.runtime.shared.window import AREAS, SLOTS, Window
+
+if TYPE_CHECKING:  # workers on one host need neither it nor the transports below it
+    from monarch.runtime.collectives.mirror import Mirror
 
 Tensors = list[torch.Tensor]
 Collective = Callable[[Sequence[torch.Tensor]], Tensors]

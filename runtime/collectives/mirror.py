@@ -18,14 +18,17 @@ from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import torch
 
 from monarch.compiler.plan import MeshSpec
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.window import Window
-from monarch.runtime.transport.endpoint import Registration
 from monarch.runtime.transport.interface import Link, LinkLost, Region, Signal
+
+if TYPE_CHECKING:
+    from monarch.runtime.transport.endpoint import Registration
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,17 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.signals import STEP_BITS, Aborted
 from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS, Window
-from monarch.runtime.transport.interface import LinkLost
+from monarch.runtime.transport.errors import LinkLost
+
+if TYPE_CHECKING:  # see `meeting`
+    from monarch.runtime.collectives.mirror import Mirror
 
 FIRST_SLOT = AREAS + SLOTS
 """The first area of a worker's window in which is what it sends beside its steps."""

@@ -27,18 +27,21 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 import torch
 
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.transfers import Route
 from monarch.runtime.collectives.meeting import Meetings
-from monarch.runtime.collectives.mirror import Mirror
 from monarch.runtime.collectives.sending import FIRST_SLOT, Sent, put
 from monarch.runtime.shared import signals
 from monarch.runtime.shared.large import new_block
 from monarch.runtime.shared.signals import STEP_BITS
 from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS
+
+if TYPE_CHECKING:  # see `meeting`
+    from monarch.runtime.collectives.mirror import Mirror
 
 _TOLD_AT_ONCE = BACK_SLOTS // 2
 """Pieces that come beside the steps, whose readers say together that they have read them."""

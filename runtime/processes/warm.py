@@ -299,11 +299,13 @@ def run(control: int, controller: int, expected: str) -> NoReturn:
 def _end_imports() -> None:
     """The controller is in the middle of importing some modules: nobody here goes on with that, and who imports them
     would wait for it for ever. What they hold by now is what they have here."""
-    for module in list(sys.modules.values()):
+    locks: dict[str, object] = getattr(importlib._bootstrap, "_module_locks", {})
+    for name in list(locks):  # and not all modules, whose pages would be copied here for being looked at
+        module = sys.modules.get(name)
         spec: Any = vars(module).get("__spec__") if isinstance(module, ModuleType) else None
         if getattr(spec, "_initializing", False):
             spec._initializing = False  # by which importlib knows that the module's lock is to be waited for
-    getattr(importlib._bootstrap, "_module_locks", {}).clear()
+    locks.clear()
 
 
 def fresh(control: int, controller: int, expected: str) -> list[str]:

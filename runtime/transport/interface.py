@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from monarch.compiler.plan import MonarchError
+from monarch.runtime.transport.errors import AccessRefused as AccessRefused
+from monarch.runtime.transport.errors import LinkLost as LinkLost
 
 Memory = Any
 """A contiguous tensor (of any dtype, on any device that the transport reaches), or a contiguous buffer: a memoryview,
@@ -23,15 +25,6 @@ mmap, bytearray or numpy array. What is written to has to be writable."""
 
 Check = Callable[[], None]
 """Called now and then while something is waited for, at least every 50 ms; raises to give up."""
-
-
-class LinkLost(MonarchError):
-    """The other process, or the way to it, is gone: nothing that is under way on the link will be finished."""
-
-
-class AccessRefused(MonarchError):
-    """The owner of the memory refused: no such region or one that was dropped, a wrong key, or out of bounds. Nothing
-    was written, and the link goes on."""
 
 
 @dataclass(frozen=True)

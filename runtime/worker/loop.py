@@ -12,14 +12,13 @@ from array import array
 from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from mmap import mmap
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from monarch.compiler.config import spawned_with
 from monarch.compiler.plan import MeshSpec
-from monarch.runtime.collectives import Collectives, Meetings, Network
-from monarch.runtime.collectives.mirror import Mirror
+from monarch.runtime.collectives import Collectives, Meetings
 from monarch.runtime.processes.looking import answer_with, listen_to_stops, stacks
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.shared import signals, wire
@@ -34,10 +33,14 @@ from monarch.runtime.worker.messages import Buffer, Count, Message, Value
 from monarch.runtime.worker.state import WorkerState
 from monarch.runtime.worker.tracing import Tracer
 
+if TYPE_CHECKING:  # workers on one host need neither
+    from monarch.runtime.collectives.listening import Network
+    from monarch.runtime.collectives.mirror import Mirror
+
 
 class Connect(Protocol):
-    """Joins a worker to its counterparts on other hosts, over links that end with `end`; `check` raises where the
-    session has ended meanwhile."""
+    """Joins a worker to its counterparts on other hosts, over links that end with `end`, and says where its process
+    groups may listen; `check` raises where the session has ended meanwhile."""
 
     def __call__(
         self,
@@ -48,7 +51,7 @@ class Connect(Protocol):
         across: dict[str, Any],
         check: Callable[[], None],
         end: ExitStack,
-    ) -> Mirror: ...
+    ) -> tuple[Mirror, Network]: ...
 
 
 def serve(forked: Forked, connect: Connect | None = None) -> None:
@@ -167,9 +170,8 @@ class _Worker:
             mirror, network = None, None
             if self._across is not None:
                 assert self._connect is not None  # the roles of workers on several hosts are in `peers`
-                mirror = self._connect(self._mesh, rank, window, self._up, self._across, self._check, end)
-                across = self._across
-                network = Network(across["bind"], across["advertise"], across["tls"] is not None)
+                across, check = self._across, self._check
+                mirror, network = self._connect(self._mesh, rank, window, self._up, across, check, end)
             self._meetings = meetings = Meetings(self._mesh, rank, window, mirror)
             meetings.verdict = self._verdict
             end.callback(self._state.close)

@@ -20,6 +20,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from monarch.compiler.plan import MeshSpec, MonarchError
+from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.mirror import Mirror, Peer
 from monarch.runtime.control.security import Security
 from monarch.runtime.processes.roles import Forked
@@ -58,9 +59,10 @@ def _connect(
     across: dict[str, Any],
     check: Callable[[], None],
     end: ExitStack,
-) -> Mirror:
+) -> tuple[Mirror, Network]:
+    network = Network(across["bind"], across["advertise"], across["tls"] is not None)
     try:
-        return Mirror(mesh, rank, window, *connect_peers(window, up, across, check, end))
+        return Mirror(mesh, rank, window, *connect_peers(window, up, across, check, end)), network
     except NotConnected:
         while True:  # the mesh is ended, or its session
             check()

@@ -228,11 +228,14 @@ def test_modules_import_one_another_at_their_heads() -> None:
     assert found == []
 
 
-def test_workers_and_their_controller_start_without_the_parser_and_grpc() -> None:
-    """A plan carries no text that lark would parse, and hosts are attached by those who ask for it."""
+def test_workers_and_their_controller_start_without_the_parser_grpc_and_transports() -> None:
+    """A plan carries no text that lark would parse, and hosts are attached by those who ask for it. All workers wait
+    while the process that they are forked from imports what runs in them."""
     code = (
         "import sys, monarch.runtime.controller.executor, monarch.runtime.worker.loop\n"
-        "print([name for name in ('lark', 'grpc', 'cryptography', 'pdb') if name in sys.modules])"
+        "unwanted = ('lark', 'grpc', 'cryptography', 'pdb', 'monarch.runtime.transport.interface',\n"
+        "    'monarch.runtime.control.security', 'monarch.runtime.collectives.mirror')\n"
+        "print([name for name in unwanted if name in sys.modules])"
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT / ".src")}
     result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)

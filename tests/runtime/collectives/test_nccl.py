@@ -25,8 +25,8 @@ from monarch.compiler.plan import DTYPE_NAMES, DTYPES, DeviceMeshError, MeshSpec
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.text import parse_graph
 from monarch.distributed import Mesh
-from monarch.runtime.collectives import Network
 from monarch.runtime.collectives.communicator import Communicator, Watch
+from monarch.runtime.collectives.listening import Network
 from monarch.runtime.collectives.nccl import Nccl, interface_of
 from monarch.runtime.collectives.rendezvous import Rendezvous
 from monarch.runtime.controller.executor import MeshExecutor

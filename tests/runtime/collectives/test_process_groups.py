@@ -20,8 +20,9 @@ from torch.distributed import ProcessGroupGloo
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, TensorType
 from monarch.compiler.plan.options import CompileOptions
-from monarch.runtime.collectives import Network, gloo, listening
+from monarch.runtime.collectives import gloo, listening
 from monarch.runtime.collectives.gloo import GlooMembership
+from monarch.runtime.collectives.listening import Network
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.shared.signals import DEAD, LINE, STEP_BITS, Aborted
 from tests.runtime.building import Building, each, whole
