@@ -245,6 +245,7 @@ class Graph:
     def at(self, values: Mapping[str, int]) -> Graph:
         """The same graph where named sizes have these values. Nodes of such sizes are marked as SIZED."""
         found = self.copy()
+        found.regions = {name: region.at(values) for name, region in self.regions.items()}
         for node in found.fx.nodes:
             if node.op == "output":
                 continue

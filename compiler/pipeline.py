@@ -353,11 +353,9 @@ def _under_default_dtype(options: CompileOptions) -> CompileOptions:
 def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
     """The plan of a traced graph of named sizes, for workers on CPUs: one for all sizes that meet the conditions that
     the scope has afterwards. The argument is not changed. Raises what `compile_graph` does, and MonarchError where the
-    graph branches or loops on values."""
+    graph is of several meshes."""
     options.check()
     options = _under_default_dtype(options)
-    if graph.regions:
-        raise MonarchError("it branches or loops on values, in regions that have no named sizes")
     if graph.parts:
         raise MonarchError("it is of several meshes, whose transfers have no named sizes")
     context = Context(options)

@@ -20,7 +20,7 @@ from monarch.compiler.ops.regions import regions_of
 from monarch.compiler.ops.schema import is_view
 from monarch.compiler.plan.report import Collectives
 from monarch.compiler.rules import tensor_operands
-from monarch.compiler.symbols import example
+from monarch.compiler.symbols import example, examples
 from monarch.compiler.text import op_name
 from monarch.compiler.types import TensorType
 
@@ -81,15 +81,16 @@ def local_bytes(graph: Graph, type_: object) -> int:
 
 
 def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> Work:
-    """What one worker does on `cluster` for a call that takes `takes` bytes of memory."""
+    """What one worker does on `cluster` for a call that takes `takes` bytes of memory, for named sizes in the
+    example."""
     if node.target in ops.WITH_REGIONS:
         return region_work(graph, node, cluster)
     machine = cluster.machine
     types = node.meta["type"] if isinstance(node.meta["type"], tuple) else (node.meta["type"],)
     if ops.is_collective(node.target):
         sent = bytes_sent(graph, node)
-        moved = sum(local_bytes(graph, each.meta["type"]) for each in args_of(node)[0])
-        moved += sum(local_bytes(graph, each) for each in types)
+        moved = sum(example(local_bytes(graph, each.meta["type"])) for each in args_of(node)[0])
+        moved += sum(example(local_bytes(graph, each)) for each in types)
         took = cluster.seconds_of(ops.name_of(node.target), sent, graph.mesh, args_of(node)[1])
         return Work(0.0, moved, took, sent)
     if node.target is ops.wait:
@@ -100,15 +101,15 @@ def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> Work
     if op_name(node.target) == "getitem" or (is_view(node.target) and not takes):
         return Work(seconds=0.0 if op_name(node.target) == "getitem" else machine.op_seconds(name, 0.0, 0))
     operands = [each.meta["type"] for each in tensor_operands(node)]
-    read = [graph.local_shape(each) for each in operands]
-    results = [() if each is None else graph.local_shape(each) for each in types]
+    read = [examples(graph.local_shape(each)) for each in operands]
+    results = [() if each is None else examples(graph.local_shape(each)) for each in types]
     flops = matrix_flops(packet, read, results) if read and results else 0.0
     if node.target is ops.kernel:
         nests = parse_kernel(args_of(node)[1]).nests
         flops = 2.0 * sum(math.prod(nest.dims) for nest in nests if contraction(nest) is not None)
     if not flops and not is_view(node.target) and dtype.is_floating_point:
         flops = float(max([math.prod(shape) for shape in (*read, *results)], default=0))  # one an element
-    moved = sum(local_bytes(graph, each) for each in (*operands, *made))
+    moved = sum(example(local_bytes(graph, each)) for each in (*operands, *made))
     peak = machine.attention if is_attention(packet) else 1.0
     return Work(flops, moved, machine.op_seconds(name, flops / peak, moved))
 

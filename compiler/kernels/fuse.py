@@ -93,8 +93,9 @@ class FuseKernels(Pass):
 
 
 def has_sized(graph: Graph) -> bool:
-    """Whether a graph has a kernel that takes its sizes."""
-    return any(node.target is ops.kernel and parse_kernel(args_of(node)[1]).sized for node in graph.calls)
+    """Whether a graph, or a region of it, has a kernel that takes its sizes."""
+    own = any(node.target is ops.kernel and parse_kernel(args_of(node)[1]).sized for node in graph.calls)
+    return own or any(map(has_sized, graph.regions.values()))
 
 
 @dataclass

@@ -17,6 +17,7 @@ from torch import fx
 
 from monarch.compiler.graph import SIZED, Graph, args_of, is_of_named_size, provenance, tensor_type
 from monarch.compiler.kernels.lower.values import arguments, is_lowered, is_transparent, key_of
+from monarch.compiler.symbols import example
 from monarch.compiler.types import Layout, TensorType
 
 aten = torch.ops.aten
@@ -129,8 +130,11 @@ class _Rewrite:
         own = tensor_type(node)
         if node.target is aten._to_copy.default and not own.dtype.is_floating_point:
             return False
-        large = [each for each in node.all_input_nodes if tensor_type(each).numel * ROW > own.numel]
-        if len(large) != 1 or tensor_type(large[0]).numel != own.numel or tensor_type(large[0]).nbytes > own.nbytes:
+        size = example(own.numel)  # another size would do, at other costs
+        large = [each for each in node.all_input_nodes if example(tensor_type(each).numel) * ROW > size]
+        if len(large) != 1 or example(tensor_type(large[0]).numel) != size:
+            return False
+        if example(tensor_type(large[0]).nbytes) > example(own.nbytes):
             return False
         base = large[0]
         while is_transparent(key_of(base)) and base.all_input_nodes:

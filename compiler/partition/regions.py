@@ -22,6 +22,7 @@ from monarch.compiler.ops.regions import names_of
 from monarch.compiler.partition.cost import GATHER, compute_cost
 from monarch.compiler.partition.varying import varying_along
 from monarch.compiler.rules import Rule, Strategy, tensor_operands
+from monarch.compiler.symbols import example, examples
 from monarch.compiler.types import Layout, Placement
 
 ROUNDS = 8.0
@@ -138,7 +139,7 @@ class Edge:
         costs = [_cost(region) for region in made.values()]
         if self.node.target is ops.cond:
             return given, max(costs)
-        rounds = float(args_of(self.node)[4]) if self.node.target is ops.scan else ROUNDS
+        rounds = float(example(args_of(self.node)[4])) if self.node.target is ops.scan else ROUNDS
         return given, rounds * sum(costs)
 
     def agreed(self, taken: Placements) -> Placements:
@@ -217,15 +218,15 @@ def _sharded(placement: Placement) -> int | None:
 
 
 def _cost(region: Graph) -> float:
-    """What a worker spends to run a region once, in the unit of `partition.cost`."""
+    """What a worker spends to run a region once, in the unit of `partition.cost`, for named sizes in the example."""
     total = 0.0
     for node in region.calls:
         if node.target is operator.getitem or node.target in ops.WITH_REGIONS:
             continue
-        shapes = [region.local_shape(tensor_type(operand)) for operand in tensor_operands(node)]
+        shapes = [examples(region.local_shape(tensor_type(operand))) for operand in tensor_operands(node)]
         types = node.meta["type"]
         made = [each for each in (types if isinstance(types, tuple) else (types,)) if each is not None]
-        results = [region.local_shape(type_) for type_ in made]
+        results = [examples(region.local_shape(type_)) for type_ in made]
         if ops.is_collective(node.target):
             nbytes = sum(math.prod(shape) * type_.dtype.itemsize for shape, type_ in zip(results, made, strict=True))
             total += GATHER * nbytes + BALANCED.link.latency

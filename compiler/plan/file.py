@@ -142,7 +142,7 @@ def _parts(plan: Plan) -> tuple[dict[str, Any], bytes, bytes]:
 def _save_constants(plan: Plan) -> bytes:
     tensors: dict[str, torch.Tensor] = {}
     storages: set[int] = set()
-    for label, tensor in _all_constants(plan):
+    for label, tensor in all_constants(plan):
         if tensor.dtype not in DTYPE_NAMES:
             raise PlanError(f"constant '{label}' is of {tensor.dtype}, which a plan cannot hold")
         whole = tensor.detach().cpu().contiguous()
@@ -154,13 +154,13 @@ def _save_constants(plan: Plan) -> bytes:
     return save_tensors(tensors)
 
 
-def _all_constants(plan: Plan, within: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+def all_constants(plan: Plan, within: str = "") -> Iterator[tuple[str, torch.Tensor]]:
     """The constants of a plan and of its functions or parts, by names that tell whose they are."""
     yield from ((f"{within}{label}", tensor) for label, tensor in plan.constants.items())
     for part in plan.parts:
-        yield from _all_constants(part.plan, f"{part.name}{WITHIN}")
+        yield from all_constants(part.plan, f"{part.name}{WITHIN}")
     for name, function in plan.functions.items():
-        yield from _all_constants(function, f"{within}{name}{WITHIN}")
+        yield from all_constants(function, f"{within}{name}{WITHIN}")
 
 
 def _load_constants(data: bytes, decoder: TorchDecoder) -> dict[str, torch.Tensor]:

@@ -24,22 +24,23 @@ def emit_plan(graph: Graph, options: CompileOptions) -> Plan:
 
 def plan_of(schedule: Schedule, options: CompileOptions) -> Plan:
     """The plan of a schedule: its instructions, on CPUs with places in the arena, and what else a worker needs."""
-    plan, _ = written(schedule, options)
+    functions = {name: plan_of(Schedule(region), options) for name, region in schedule.graph.regions.items()}
+    plan, _ = written(schedule, options, functions)
     return replace(plan, hash=hash_of(plan))
 
 
 def template_of(schedule: Schedule, options: CompileOptions, scope: Scope) -> Template:
     """The same for a program of named sizes, those of `scope`."""
-    plan, spans = written(schedule, options)
-    return Template(plan, tuple(spans), scope)
+    functions = {name: template_of(Schedule(region), options, scope) for name, region in schedule.graph.regions.items()}
+    plan, spans = written(schedule, options, {name: function.plan for name, function in functions.items()})
+    return Template(plan, tuple(spans), scope, functions=functions)
 
 
-def written(schedule: Schedule, options: CompileOptions) -> tuple[Plan, list[Span]]:
+def written(schedule: Schedule, options: CompileOptions, functions: dict[str, Plan]) -> tuple[Plan, list[Span]]:
     """A plan without its hash, and what lies in the arena, in the order of the instructions' regions."""
     graph = schedule.graph
     costs = graph_costs(graph, cluster_of(options.target).shared(graph.mesh.workers))
     instructions, arena, spans = schedule.instructions, 0, []
-    functions = {name: plan_of(Schedule(region), options) for name, region in graph.regions.items()}
     if options.target == "cpu":
         placing = Placing(schedule)
         arena, instructions = placing.run()

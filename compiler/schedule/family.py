@@ -2,7 +2,8 @@
 
 `Plan.sizes` is a template as JSON, beside the plan for the example's sizes, which is a plan as any other: a head and
 instructions as `plan.encode` writes them, in which a size that is no number is `{"=": expression}`; the names with the
-example's values, the conditions on them, and what lies in the arena, and when. For other sizes the expressions become
+example's values, the conditions on them, and what lies in the arena, and when, with the same of each function. For
+other sizes the expressions become
 numbers, the arena is laid out, and what comes out is read and checked as a file is: nothing is compiled.
 
 An expression is a list of products `[factor, atom, …]`. An atom is a name, or a function `["//", left, right]` of two
@@ -21,7 +22,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.plan.checks import short
 from monarch.compiler.plan.decode import MAX_DEPTH
 from monarch.compiler.plan.encode import TorchDecoder, encode_head, encode_instruction
-from monarch.compiler.plan.file import plan_of_json
+from monarch.compiler.plan.file import all_constants, plan_of_json
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.schedule.arena import Span, pack
 from monarch.compiler.schedule.template import Template
@@ -33,10 +34,8 @@ _EXPRESSION = "="
 def with_sizes(plan: Plan, template: Template) -> Plan:
     """The plan for the example's sizes, which serves others too. Raises MonarchError where the two have constants that
     differ: these depend on the sizes."""
-    same = plan.constants.keys() == template.plan.constants.keys() and all(
-        torch.equal(plan.constants[label], value) for label, value in template.plan.constants.items()
-    )
-    if not same:
+    own, others = (dict(all_constants(each)) for each in (plan, template.plan))
+    if own.keys() != others.keys() or not all(torch.equal(own[label], value) for label, value in others.items()):
         raise MonarchError("it has constants that depend on the sizes")
     sizes = {
         "names": dict(template.scope.examples),
@@ -44,7 +43,7 @@ def with_sizes(plan: Plan, template: Template) -> Plan:
             [_written(condition.poly), condition.relation, condition.truth, str(condition)]
             for condition in template.scope.conditions
         ],
-        "spans": [[_with_expressions(span.size), span.first, span.last] for span in template.spans],
+        "spans": _spans(template),
         "head": _with_expressions(encode_head(template.plan)),
         "program": [_with_expressions(encode_instruction(each)) for each in template.plan.instructions],
     }
@@ -78,6 +77,23 @@ def plan_at(plan: Plan, values: Mapping[str, int]) -> Plan:
         if ((found == 0) if relation == "==" else found > 0) is not truth:
             raise MonarchError(f"the plan '{plan.name}' serves sizes with {text}, not {said}", hint=again)
     head, program = reader.filled(sizes["head"]), reader.filled(sizes["program"])
+    _lay_out(decoder, head, program, reader.filled(sizes["spans"]))
+    made = plan_of_json(head, program, dict(all_constants(plan)), decoder)
+    return replace(made, graph=plan.graph, costs=plan.costs)
+
+
+def _spans(template: Template) -> list[Any]:
+    """What lies in the arena of a plan, and that of each of its functions."""
+    own = [[_with_expressions(span.size), span.first, span.last] for span in template.spans]
+    return [own, {name: _spans(function) for name, function in template.functions.items()}]
+
+
+def _lay_out(decoder: TorchDecoder, head: Any, program: Any, written: Any, depth: int = 0) -> int:
+    """Lay the arena of a plan out anew, and those of its functions, in its JSON; gives its bytes. Raises PlanError."""
+    if depth > MAX_DEPTH:
+        decoder.fail("its functions nest too deep")
+    head = decoder.mapping(head, "the plan")
+    entries, within = decoder.items(written, "what lies in its arena", 2)
     spans = [
         Span(
             *(
@@ -85,7 +101,7 @@ def plan_at(plan: Plan, values: Mapping[str, int]) -> Plan:
                 for number in decoder.items(each, "it", 3)
             )
         )
-        for each in decoder.items(reader.filled(sizes["spans"]), "what lies in its arena")
+        for each in decoder.items(entries, "what lies in its arena")
     ]
     arena, offsets = pack(spans)
     regions = [
@@ -98,8 +114,16 @@ def plan_at(plan: Plan, values: Mapping[str, int]) -> Plan:
         decoder.fail("its instructions have other regions than lie in its arena")
     for region, offset in zip(regions, offsets, strict=True):
         decoder.items(region, "a region", 3)[0] = offset
-    made = plan_of_json({**decoder.mapping(head, "the plan"), "arena": arena}, program, plan.constants, decoder)
-    return replace(made, graph=plan.graph, costs=plan.costs)
+    functions = decoder.mapping(head.get("functions", {}), "the functions")
+    within = decoder.mapping(within, "what lies in its functions' arenas", tuple(functions))
+    below = [
+        _lay_out(
+            decoder, function, decoder.mapping(function, f"function {name!a}").get("program"), within[name], depth + 1
+        )
+        for name, function in functions.items()
+    ]
+    head["arena"] = arena + max(below, default=0)
+    return int(head["arena"])
 
 
 def sizes_of_inputs(plan: Plan, names: list[str], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.plan import Instruction, Plan, Region, ValueSpec
@@ -20,12 +20,14 @@ class Template:
     `scope`    the names, and the conditions on them
     `lowered`  of a program that is worth generated kernels: makes the plan with these for sizes that come again, which
                the kernels take as arguments
+    `functions` the plan's branches and bodies of loops
     """
 
     plan: Plan
     spans: tuple[Span, ...]
     scope: Scope
     lowered: Callable[[Mapping[str, int]], Plan] | None = None
+    functions: Mapping[str, Template] = field(default_factory=dict)
 
     def at(self, values: Mapping[str, int], again: bool = False) -> Plan:
         """The plan for these sizes, which meet the conditions: nothing is traced or partitioned for it. For sizes that
@@ -34,6 +36,8 @@ class Template:
             return self.lowered(values)
         plan = self.plan
         arena, offsets = pack([replace(span, size=value_at(span.size, values)) for span in self.spans])
+        functions = {name: function.at(values) for name, function in self.functions.items()}
+        arena += max((function.arena for function in functions.values()), default=0)
         starts = iter(offsets)
         instructions = tuple(_at(instruction, values, starts) for instruction in plan.instructions)
         made = replace(
@@ -42,6 +46,7 @@ class Template:
             outputs=_values_at(plan.outputs, values),
             instructions=instructions,
             arena=arena,
+            functions=functions,
         )
         return replace(made, hash=hash_of(made))
 

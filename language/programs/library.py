@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copyreg
 import operator
 from collections.abc import Iterable, Mapping
 from itertools import chain
@@ -99,6 +100,7 @@ class Library:
         )
 
 
+copyreg._slotnames(torch.Tensor)  # type: ignore[attr-defined]  # the first copy of a tensor leaves them in its class
 _OPERATORS = [name for name in dir(torch.Tensor) if name.startswith("__") and callable(getattr(torch.Tensor, name))]
 
 _bases_of = operator.attrgetter("__bases__")

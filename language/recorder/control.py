@@ -21,7 +21,6 @@ from monarch.language.recorder.differentiable import (
     carried_differ,
     shown,
     tensor_of,
-    types_of,
     values_of,
     zeros_of,
 )
@@ -130,7 +129,8 @@ class _Cond(Differentiable):
             for role, branch, own, results in zip(_BRANCHES, self.traced, given, returns, strict=True)
         )
         operands = (*values_of(self.outer, gradients), *self.values(read))
-        return [*call.append(ops.cond, (self.predicate, operands, regions), types_of(self.sources), len(self.sources))]
+        types = self.outer.types_of(self.sources)
+        return [*call.append(ops.cond, (self.predicate, operands, regions), types, len(types))]
 
 
 _BRANCHES = ("then", "else")
@@ -175,8 +175,9 @@ def while_loop(
     rounds = trace_region(recording, "body_fn of while_loop", body, given)
     if Call.of(recording, [test]).written:
         raise ProgramError("cond_fn of while_loop changes a tensor in place", hint="do that in body_fn.")
-    if (rounds.spec, rounds.types) != (spec, types_of(init)):
-        raise carried_differ("body_fn of while_loop", spec, types_of(init), rounds)
+    types = recording.types_of(init)
+    if (rounds.spec, rounds.types) != (spec, types):
+        raise carried_differ("body_fn of while_loop", spec, types, rounds)
     if torch.is_grad_enabled() and any(each.requires_grad for each in rounds.results):
         raise _no_gradient()
     call = Call.of(recording, [test, rounds])
@@ -190,7 +191,7 @@ def while_loop(
         )
     )
     carries = (*values_of(recording, init), *call.values(call.written))
-    results = call.append(ops.while_loop, (carries, call.values(call.reads), regions), types_of(init), len(init))
+    results = call.append(ops.while_loop, (carries, call.values(call.reads), regions), types, len(init))
     made: tuple[Any, ...] = pytree.tree_unflatten(results, spec)
     return made
 

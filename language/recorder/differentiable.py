@@ -108,6 +108,19 @@ class _Differentiate(torch.autograd.Function):
         return (None, *op.backward(gradients))
 
 
+class _Placed(torch.autograd.Function):
+    """A plain tensor as one of the program, with its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
+        ref = recording.constant(tensor)._ref
+        return DistributedTensor(ref.fake, ref)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, gradient
+
+
 def zeros_of(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(tuple(like.shape), dtype=like.dtype)
 
@@ -119,10 +132,10 @@ def is_smooth(tensor: torch.Tensor) -> bool:
 def tensor_of(recording: Recording, value: Any, what: str) -> DistributedTensor:
     if isinstance(value, (bool, int, float)):
         value = torch.tensor(value)
-    if isinstance(value, DistributedTensor):
-        return recording.taken(value)
     if isinstance(value, torch.Tensor):
-        return recording.constant(value)
+        taken = recording.taken(value)
+        made: DistributedTensor = taken if isinstance(taken, DistributedTensor) else _Placed.apply(recording, taken)
+        return made
     raise ProgramError(
         f"{what} has {value!r:.60}, a {type(value).__name__}, and has to be tensors",
         hint="leave it out: the functions can read it from outside.",
@@ -136,10 +149,6 @@ def values_of(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[Val
         own = each if isinstance(each, DistributedTensor) else recording.constant(each)
         found.append(recording.value_of(own._ref))
     return found
-
-
-def types_of(tensors: Sequence[torch.Tensor]) -> list[TensorType]:
-    return [TensorType(each.dtype, tuple(each.shape)) for each in tensors]
 
 
 def carried_differ(

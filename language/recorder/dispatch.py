@@ -140,6 +140,7 @@ class _Call:
                 number = getattr(value, "_wrapped_number", None)
                 if number is not None:
                     return self.argument(number, place)
+                self.recording.meet(value)
                 value = self.recording.constant(value)
             self.recording.meet(value)
             return self.recording.value_of(value._ref), value._ref.fake

@@ -247,12 +247,12 @@ class Recording:
         if content.nbytes > LARGE and not self.is_own(tensor):
             self.large[id(tensor)] = weakref.ref(tensor), content
 
-    def taken(self, tensor: DistributedTensor) -> DistributedTensor:
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
         """An operand as an autograd.Function of ours is to take it, which no mode of PyTorch's sees: regions give a
         stand-in where its gradient would be lost."""
         return tensor
 
-    def meet(self, tensor: DistributedTensor) -> None:
+    def meet(self, tensor: torch.Tensor) -> None:
         """Look at an operand before it is recorded: regions do."""
 
     # -- numbers -------------------------------------------------------------------------------------------------
@@ -272,6 +272,18 @@ class Recording:
         label = self._lifted.setdefault((kind, number), f"s{len(self.scalars)}")
         self.scalars[label] = number
         return Expr("scalar", (label, kind))
+
+    def size(self, size: int) -> int:
+        """A size of a tensor's shape as it stands on the tape."""
+        return size if self.symbols is None else self.symbols.size(size)
+
+    def types_of(self, tensors: Iterable[torch.Tensor]) -> list[TensorType]:
+        """The types that tensors, replicated, have on the tape."""
+        return [TensorType(each.dtype, self.tape.sizes(tuple(each.shape))) for each in tensors]
+
+    def fake_of(self, type: TensorType) -> torch.Tensor:
+        """A tensor without data of a type on the tape."""
+        return make_fake(type.shape if self.symbols is None else self.symbols.torch_shape(type.shape), type.dtype)
 
     def lift_constants(self, expr: Any) -> Any:
         """An expression with its own plain numbers lifted."""

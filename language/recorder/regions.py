@@ -39,7 +39,7 @@ class RegionRecording(Recording):
     then views as the program does."""
 
     def __init__(self, outer: Recording, inside: str) -> None:
-        super().__init__(outer.mesh, program=True)
+        super().__init__(outer.mesh, True, outer.symbols)
         self.outer = outer
         self.inside = inside
         self.tape.values = outer.tape.values  # so that no value of it is taken for one of the program's
@@ -50,6 +50,8 @@ class RegionRecording(Recording):
         self.stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         """By id, the tensors of the program that require gradients, and what stands for them."""
         self._known: dict[int, tuple[Ref, Value]] = {}
+        self._plain_before = set(outer.plain)
+        """The memory of the plain tensors that the program had made before the region."""
         self._settled = False
         """Whether it has read a tensor of the program, on whose mesh it is then."""
 
@@ -123,10 +125,10 @@ class RegionRecording(Recording):
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """What PyTorch's functions take for a tensor of the program that requires a gradient."""
-        assert isinstance(tensor, DistributedTensor)
         known = self.stand_ins.get(id(tensor))
         if known is None:
-            made = DistributedTensor(tensor._ref.fake, tensor._ref, requires_grad=True)
+            ref = (tensor if isinstance(tensor, DistributedTensor) else self.constant(tensor))._ref
+            made = DistributedTensor(ref.fake, ref, requires_grad=True)
             made._stands_in = True
             source: torch.Tensor = tensor
             if isinstance(self.outer, RegionRecording) and self.outer.is_outside(tensor):
@@ -136,23 +138,22 @@ class RegionRecording(Recording):
         return known[1]
 
     def is_outside(self, tensor: torch.Tensor) -> bool:
-        """Whether it is a tensor of the program that requires a gradient."""
-        return (
-            isinstance(tensor, DistributedTensor)
-            and tensor.requires_grad
-            and tensor._ref.recording is not self  # nor a view that was made here of what is outside
-            and not tensor._stands_in
-        )
+        """Whether it is a tensor from outside that requires a gradient."""
+        if not tensor.requires_grad:
+            return False
+        if isinstance(tensor, DistributedTensor):  # nor a view that was made here of what is outside
+            return tensor._ref.recording is not self and not tensor._stands_in
+        made_here = self.is_own(tensor) and tensor.untyped_storage()._cdata not in self._plain_before
+        return torch.is_grad_enabled() and not made_here
 
     def all_taken(self, arguments: Any) -> Any:
         """A call's arguments with stand-ins for what is outside."""
         return pytree.tree_map_only(torch.Tensor, lambda t: self.stand_in(t) if self.is_outside(t) else t, arguments)
 
-    def taken(self, tensor: DistributedTensor) -> DistributedTensor:
-        made: Any = self.stand_in(tensor) if self.is_outside(tensor) else tensor
-        return made
+    def taken(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.stand_in(tensor) if self.is_outside(tensor) else tensor
 
-    def meet(self, tensor: DistributedTensor) -> None:
+    def meet(self, tensor: torch.Tensor) -> None:
         """Raises ProgramError for a tensor that should have a stand-in: its gradient would be lost. Not where a
         checkpoint computes its values again, through which no gradient goes."""
         if torch.is_grad_enabled() and self.is_outside(tensor) and checkpoint_part() != "unpack_hook":
@@ -196,6 +197,8 @@ _REFUSED = {
 
 _ASKED = {getattr(torch.Tensor, name).__get__ for name in "grad requires_grad grad_fn is_leaf shape dtype ndim".split()}
 """What is asked of a tensor itself: in the region around it, what stands for a result has no history."""
+_READ = {getattr(torch.Tensor, name) for name in "detach item numpy tolist __bool__ __float__ __int__".split()}
+"""What carries no gradient, and reads a plain tensor into Python."""
 
 
 class _StandIns(TorchFunctionMode):
@@ -215,7 +218,7 @@ class _StandIns(TorchFunctionMode):
                 hint="return the gradients: grads = torch.autograd.grad(loss, parameters), and use them outside.",
                 source=user_source(),
             )
-        if func in _ASKED:
+        if func in _ASKED or func in _READ and not isinstance(args[0], DistributedTensor):
             return func(*args, **kwargs)
         args, kwargs = self.region.all_taken((args, kwargs))
         return func(*args, **kwargs)
@@ -256,7 +259,7 @@ class Traced:
 
     @property
     def types(self) -> list[TensorType]:
-        return [TensorType(each.dtype, tuple(each.shape)) for each in self.results]
+        return self.region.types_of(self.results)
 
     @property
     def values(self) -> tuple[Value, ...]:
@@ -288,10 +291,9 @@ def trace_region(
         for leaf in leaves:
             made.tensors.append(leaf is not None)
             if isinstance(leaf, torch.Tensor):
+                leaf = region.taken(leaf)
                 if not isinstance(leaf, DistributedTensor):
                     leaf = region.constant(leaf)
-                elif region.is_outside(leaf):
-                    leaf = region.stand_in(leaf)
                 region.value_of(leaf._ref)
                 made.results.append(leaf)
             elif leaf is not None:
@@ -362,14 +364,14 @@ class Call:
     ) -> list[DistributedTensor]:
         """Record the op, which gives tensors of these types, and in front of number `at` what is left in the storages
         that it writes."""
-        left = [TensorType(ref.fake.dtype, tuple(ref.fake.shape)) for ref in self.written.values()]
-        tape = self.outer.tape
-        outs = [tape.value(make_fake(type_.shape, type_.dtype)) for type_ in (*types[:at], *left, *types[at:])]
+        left = self.outer.types_of([ref.fake for ref in self.written.values()])
+        fakes = [self.outer.fake_of(type_) for type_ in (*types[:at], *left, *types[at:])]
+        outs = [self.outer.tape.value(fake) for fake in fakes]
         self.outer.append(op, args, (), tuple(outs))
         for out, ref in zip(outs[at:], self.written.values(), strict=False):
             self.outer.append(aten.copy_.default, (self.outer.value_of(ref), out), (), None)
-        del outs[at : at + len(left)]
-        return [self.outer.new(make_fake(out.shape, out.dtype), out) for out in outs]
+        made = [self.outer.new(fake, out) for fake, out in zip(fakes, outs, strict=True)]
+        return [*made[:at], *made[at + len(left) :]]
 
 
 def own_values(traced: Traced, storages: Reads) -> tuple[Value, ...]:

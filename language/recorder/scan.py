@@ -21,7 +21,6 @@ from monarch.language.recorder.differentiable import (
     carried_differ,
     is_smooth,
     tensor_of,
-    types_of,
     values_of,
     zeros_of,
 )
@@ -61,15 +60,14 @@ def scan(
             hint="monarch.while_loop(cond_fn, body_fn, carried) goes round without elements.",
             source=user_source(),
         )
-    lengths = {each.shape[dim] for each in elements}
-    if len(lengths) > 1:
+    length, *others = [each.shape[dim] for each in elements]
+    if any(other != length for other in others):
         raise OperatorError(
-            f"scan goes along dim {dim} of tensors that have {', '.join(map(str, sorted(lengths)))} elements there",
+            f"scan goes along dim {dim} of tensors that have {', '.join(map(str, (length, *others)))} elements there",
             hint="give it equally many of each.",
             source=user_source(),
         )
     elements = [each.movedim(dim, 0) for each in elements]
-    (length,) = lengths
     if recording is None:
         carry, ys = _scanned(combine_fn, init, elements, xs_spec, length, reverse)
     else:
@@ -132,9 +130,10 @@ def _scan(
     traced = trace_region(recording, "combine_fn of scan", combine, given)
     carry_spec = traced.spec.child(0)
     count = carry_spec.num_leaves
-    if carry_spec != spec or traced.types[:count] != types_of(carried) or not all(traced.tensors[:count]):
-        raise carried_differ("combine_fn of scan", spec, types_of(carried), traced, count)
-    results = _Scan(recording, traced, carried, xs, length, reverse).run()
+    types = recording.types_of(carried)
+    if carry_spec != spec or traced.types[:count] != types or not all(traced.tensors[:count]):
+        raise carried_differ("combine_fn of scan", spec, types, traced, count)
+    results = _Scan(recording, traced, carried, xs, recording.size(length), reverse).run()
     made: tuple[Any, Any] = restored(traced, results)
     return made
 
@@ -245,8 +244,8 @@ class _Scan(Differentiable):
             self.length,
             not self.reverse,
         )
-        of_xs = [self.stacked(TensorType(x.dtype, tuple(x.shape[1:]))) for x in self.xs if x.requires_grad]
-        made = iter(call.append(ops.scan, args, [*types_of(start), *types_of(outside), *of_xs], 0))
+        differentiated = [x for x in self.xs if x.requires_grad]
+        made = iter(call.append(ops.scan, args, self.outer.types_of([*start, *outside, *differentiated]), 0))
         of_init = [next(made) if able else None for able in smooth]
         of_outside = [next(made) for _ in outside]
         return [*of_init, *(next(made) if x.requires_grad else None for x in self.xs), *of_outside]

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from monarch import scan
 from monarch.compiler import pipeline
 from monarch.compiler.kernels.cpp.emit import origin
 from monarch.compiler.loops.text import parse_kernel
@@ -30,7 +31,8 @@ def model(tokens: "i64[b@data, t]", weight: torch.Tensor) -> Any:
     hidden = F.layer_norm(F.embedding(tokens, TABLE), (64,)) @ weight
     heads = hidden.view(*tokens.shape, 4, 16).transpose(1, 2)
     seen = F.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(1, 2).reshape(hidden.shape)
-    return F.cross_entropy((seen @ TABLE.T).flatten(0, 1), tokens.flatten()), seen[:, -1], seen.mean(1)
+    last, means = scan(lambda h, x: ((h * weight[0] + x).tanh(), x.mean(0)), seen[:, 0], seen, dim=1)
+    return F.cross_entropy((seen @ TABLE.T).flatten(0, 1), tokens.flatten()), seen[:, -1], seen.mean(1), last, means
 
 
 def test_workers_compute_every_size_from_one_compile() -> None:

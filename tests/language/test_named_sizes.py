@@ -12,7 +12,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import monarch
 from monarch.compiler.errors import LayoutError, PerformanceWarning, ProgramError
+from monarch.compiler.pipeline import compile_template
+from monarch.compiler.plan import CompileOptions
+from monarch.compiler.schedule.family import plan_at, with_sizes
 from monarch.language import program
 from tests.language import partitioned
 from tests.language.models import (
@@ -80,8 +84,28 @@ def made(x: "f32[b@data, t, 8]") -> Any:
     return x + places[:, None], torch.zeros(x.shape[1], 3), x / x.shape[1], torch.full((x.shape[0],), 7), x.shape[1] - 1
 
 
+def branches(x: "f32[b@data, t, 8]") -> Any:
+    def twice(y: torch.Tensor) -> torch.Tensor:
+        return monarch.cond(y.mean() > 0, lambda: y @ WEIGHT @ WEIGHT, lambda: y.cumsum(1) + x.mean(1, keepdim=True))
+
+    count, y = monarch.while_loop(lambda i, y: (i < 3) & (y.abs().max() < 8), lambda i, y: (i + 1, y * 1.5), (0, x))
+    return count, twice(y), twice(-y), twice(x[:, 1:].abs())
+
+
+def loops(x: "f32[b@data, t, 8]") -> Any:
+    weight = WEIGHT.clone().requires_grad_()
+
+    def cell(h: torch.Tensor, row: torch.Tensor) -> Any:
+        h = (h + monarch.cond(row.sum() > 0, lambda: row @ weight, lambda: row * weight[0])).tanh()
+        return h, h.sum(-1)
+
+    last, sums = monarch.scan(cell, torch.zeros(x.shape[0], 8), x, dim=1)
+    (gradient,) = torch.autograd.grad(last.square().mean() + sums.mean(), weight)
+    return last, sums, gradient
+
+
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (views, reductions, attention, joined, convolved, made)
+    function.__name__: function for function in (views, reductions, attention, joined, convolved, made, branches, loops)
 }
 
 
@@ -109,6 +133,20 @@ def test_one_plan_gives_the_numbers_of_all_sizes(name: str, kernels: bool) -> No
             assert_equal(step(x), function(x))
         divides = {batch % 2 for batch, _ in sizes}
         assert len(partitioned.COMPILED) <= len(divides)
+
+
+def test_a_plan_file_lays_regions_out_as_a_process_does() -> None:
+    with partitioned_mesh(data=2) as mesh:
+        traced = program(mesh=mesh)(branches).trace_named(torch.zeros(32, 60, WIDTH))
+    assert traced is not None
+    template = compile_template(traced[0], CompileOptions(), traced[1])
+    plan = with_sizes(template.at(template.scope.examples), template)
+    arenas = []
+    for values in ({"b": 48, "t": 20}, {"b": 10, "t": 240}, {"b": 2, "t": 3}):
+        made = plan_at(plan, values)
+        assert made.hash == template.at(values).hash
+        arenas.append(max(function.arena for function in made.functions.values()))
+    assert arenas[0] != arenas[1] and all(arenas[:2])
 
 
 def test_lengths_that_grow_by_one_compile_once() -> None:

@@ -274,6 +274,30 @@ def test_what_passes_pytorchs_modes_by_keeps_its_gradient_or_is_refused() -> Non
             torch.testing.assert_close(found(right), step(x.clone(), right))
 
 
+def test_a_plain_tensor_from_outside_has_its_gradient() -> None:
+    linear, start = nn.Linear(3, 3), torch.linspace(-1, 1, 9).reshape(3, 3)
+
+    def gradients(x: "f32[6@data, 3]") -> Any:
+        own = start.clone().requires_grad_()
+
+        def cell(h: torch.Tensor, row: torch.Tensor) -> Any:
+            inner = start[0].clone().requires_grad_()
+            (slope,) = torch.autograd.grad((inner * row).sin().sum(), inner)
+            numbers = linear.weight.detach().tolist()[0][0]
+            return monarch.cond(row.sum() > 0, lambda: linear(h) + slope, lambda: linear(h) * own[1] * numbers), h + row
+
+        last, stacked = monarch.scan(cell, own[0], own)
+        branch = monarch.cond(x.sum() > 0, lambda v: linear(x) @ v, lambda v: x @ v, (own,))
+        loss = last.square().sum() + stacked.sum() + branch.square().mean() + (linear(x) @ own).mean()
+        return torch.autograd.grad(loss, [own, *linear.parameters()])
+
+    x = torch.linspace(-2, 3, 18).reshape(6, 3)
+    with partitioned_mesh(data=2) as mesh:
+        for sign in (1, -1):
+            for ours, theirs in zip(monarch.program(gradients, mesh=mesh)(sign * x), gradients(sign * x), strict=True):
+                torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
 def test_a_checkpoint_within_reads_what_is_outside_and_none_stands_around_it() -> None:
     def kept(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = checkpoint(lambda x: (x @ w).tanh(), x, use_reentrant=False)
