@@ -39,6 +39,8 @@ def _kinds(module: nn.Module) -> Iterator[Inputs]:
         for layer in module.modules():
             if (found := _of_layer(layer)) is not None:
                 seen.setdefault(*found)
+        if "features" in seen:  # without a dim of time, as BatchNorm1d behind the layer wants them
+            seen["rows"] = seen["features"][:, 0]
         yield from ((tensor,) for tensor in seen.values())
 
 

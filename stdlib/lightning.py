@@ -12,6 +12,7 @@ from lightning.pytorch.strategies import SingleDeviceStrategy as TrainerSingleDe
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils import _pytree as pytree
+from torchmetrics import Metric
 
 from monarch.language.layouts import LayoutLike
 from monarch.language.placing.distribute import distribute, module_to_mesh
@@ -35,11 +36,17 @@ class _Placing:
         before = dict(module.named_parameters(remove_duplicate=False))
         layouts = self._layouts(module) if callable(self._layouts) else self._layouts
         module_to_mesh(module, self._mesh, layouts or {})
+        for each in module.modules():
+            if isinstance(each, Metric):  # what it counts, and begins with: neither parameters nor buffers
+                each._apply(self._whole)
         after = dict(module.named_parameters(remove_duplicate=False))
         placed = {id(before[name]): after[name] for name in before}
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["params"] = [placed.get(id(parameter), parameter) for parameter in group["params"]]
+
+    def _whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor if isinstance(tensor, DistributedTensor) else distribute(tensor, self._mesh)
 
     def batch(self, batch: Any) -> Any:
         """A batch, nested as it may be, on the mesh: its tensors with dims in the batch's layout."""

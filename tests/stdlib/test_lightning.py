@@ -17,7 +17,7 @@ from monarch.distributed import DistributedTensor, Mesh
 from monarch.stdlib.parallel import fully_shard
 from tests.later import Later
 
-lightning, strategies = Later("lightning", "pytorch"), Later("monarch.lightning")
+lightning, strategies, torchmetrics = Later("lightning", "pytorch"), Later("monarch.lightning"), Later("torchmetrics")
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's advice, and what it uses of old PyTorch
 
@@ -142,3 +142,34 @@ def test_batches_come_in_the_layout_that_is_asked_for(mesh: Mesh) -> None:
     )
     for x, _ in fabric.setup_dataloaders(DataLoader(TensorDataset(torch.ones(4, 2), torch.ones(4, 2)), batch_size=4)):
         assert isinstance(x, DistributedTensor) and str(x.sharding) == "[-, @data]"
+
+
+def test_metrics_count_as_without_a_mesh(mesh: Mesh) -> None:
+    """Those of torchmetrics keep what they count as attributes, some of which they change in place."""
+
+    class Measured(classifier()):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.accuracy = torchmetrics.Accuracy("multiclass", num_classes=4)
+            self.mean = torchmetrics.MeanMetric()
+            self.confused = torchmetrics.MetricCollection([torchmetrics.ConfusionMatrix("multiclass", num_classes=4)])
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            x, y = batch
+            out = self.net(x)
+            self.accuracy(out, y)
+            self.mean(F.cross_entropy(out, y))
+            self.confused.update(out, y)
+            self.log_dict({"accuracy": self.accuracy, "mean": self.mean})
+
+        def on_validation_epoch_end(self) -> None:
+            self.log("right", self.confused.compute()["MulticlassConfusionMatrix"].trace().float())
+            self.confused.reset()
+
+    found = []
+    for strategy in ("auto", strategies.MeshStrategy(mesh)):
+        options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+        trainer = lightning.Trainer("cpu", devices=1, strategy=strategy, logger=False, max_epochs=2, **options)
+        trainer.fit(Measured(), loader(), loader())
+        found.append({name: float(value) for name, value in trainer.callback_metrics.items()})
+    assert found[0] == pytest.approx(found[1], abs=1e-5) and {"accuracy", "mean", "right"} <= found[0].keys()

@@ -305,3 +305,6 @@ def test_tensor_parallel_takes_modules_whose_norms_keep_statistics() -> None:
     layouts = tensor_parallel(module, MESH, "model", inputs=(torch.zeros(4, 8),))
     assert texts(layouts) | {"3.weight": "[-]", "3.bias": "[-]"} == texts(layouts)
     assert (str(layouts["0.weight"]), str(layouts["2.weight"])) == ("[@model, -]", "[-, @model]")
+    assert texts(tensor_parallel(module, MESH, "model")) == texts(
+        layouts
+    )  # rows are tried too: these norms take no others
