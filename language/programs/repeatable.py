@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,21 @@ class Repeatable:
             self._snapshot.note(Set(setting := Setting(frozenset((what,)), read)))
             return str(setting.get())
         finally:
+            sys.settrace(watching)
+
+    @contextmanager
+    def undone(self) -> Iterator[None]:
+        """Run something that is no part of the program: what it changes of what the program has met, comes back."""
+        watching = sys.gettrace()
+        sys.settrace(None)
+        before = [(held, held.changed()) for held in self._snapshot.held.values()]
+        try:
+            yield
+        finally:
+            for held, contents in before:
+                now = held.changed()
+                if now is not None and (contents is None or not same_entries(now, contents)):
+                    held.fill(held.holder, *(contents or held.before))
             sys.settrace(watching)
 
     def proves(self) -> bool:

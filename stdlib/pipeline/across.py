@@ -18,18 +18,19 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.passes.following import RowsOnTape
 from monarch.compiler.passes.rows import RowNumbers, Way, row_numbers
 from monarch.compiler.tape import Barrier, Task, Value
 from monarch.language import Mesh
 from monarch.language.errors import OperatorError
-from monarch.language.recorder.recording import Recording
+from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import asking, refuse
 from monarch.language.recorder.tasks import belonging_to, set_task
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
+from monarch.stdlib.pipeline.counting import Counts, counts_rows, other_way
 from monarch.stdlib.pipeline.inner import (
     check_inner,
     gradients_of_all,
@@ -104,6 +105,8 @@ class Across(TorchFunctionMode):
         """Of the first microbatch: where its rows are."""
         self._calls: list[tuple[Any, Any]] = []
         """What the model has called, with what that gave."""
+        self._dims: dict[int, list[int | None]] = {}
+        """Which dims of what a call of each microbatch's own gave have the rows, by its number."""
         self._next = -1
         """The number of the model's next call; -1 outside of it."""
 
@@ -216,6 +219,10 @@ class Across(TorchFunctionMode):
             return self._call(func, args, kwargs)
         if transform() is not None:  # its tensors end with it, so its calls are made again, not given again
             return self._within_transform(func, args, kwargs)
+        if current.recording is not self.recording:
+            if self.rows is not None:
+                raise refuse(_in_region())
+            return self._call(func, args, kwargs)
         if func is torch.autograd.grad and kwargs.get("is_grads_batched") and not self.pipe.mixes_rows:
             return one_by_one(lambda f, *args, **kwargs: self.__torch_function__(f, types, args, kwargs), args, kwargs)
         number, self._next = self._next, self._next + 1
@@ -239,6 +246,8 @@ class Across(TorchFunctionMode):
             result = self._call(func, args, kwargs)
             if (error := self._mixed_by(result)) is None:
                 self._calls.append((func, result))
+                if self.rows is not None:
+                    self._dims[number] = [self.rows.dim_of(self.recording.value_of(e._ref)) for e in _tensors(result)]
                 return result
             if _writes(func, kwargs) or name in _RECURRENT or isinstance(error, RowNumbers):
                 raise refuse(error)
@@ -269,6 +278,27 @@ class Across(TorchFunctionMode):
             if (mean := self.counted.mean(func, args, kwargs)) is not None:
                 return mean
         return func(*args, **kwargs)
+
+    def check_counts(self, counts: Counts | None) -> None:
+        """Raise ProgramError where the model has computed with the number of the first microbatch's rows; None where
+        it does not run without data."""
+        assert self.together is not None
+        if counts is None:
+            return
+        own, whole = self.together.rows[0], sum(self.together.rows)
+        for number, (func, _) in enumerate(self._calls):
+            if counts.ends is not None and counts.ends[0] == number:
+                raise other_way(counts.ends[1], own, whole, counts.ends[2])
+            found = counts.of(number)
+            if found is None or found[0].func is not func:
+                return  # what runs without data calls others
+            call, results = found
+            other, joint = counts.others.get(number), number in self.together.shapes
+            if other is not None and (joint or not other.size):
+                raise counts_rows(call.name, other, own, whole)
+            for dim, of_own, of_whole in zip(self._dims.get(number, ()), call.results, results, strict=False):
+                if dim is not None and dim not in _differing(of_own, of_whole):
+                    raise _no_rows(call.name, of_own, of_whole, counts.sources.get(number))
 
     # -- calls on the whole batch --------------------------------------------------------------------------------
 
@@ -313,9 +343,12 @@ class Across(TorchFunctionMode):
         ):
             together.barriers.append(Barrier(self.stage, getattr(own.func, "__name__", str(own.func))))
         found, spec = pytree.tree_flatten(result)
-        shapes = iter(together.shapes[own.number])
+        shapes, name = together.shapes[own.number], getattr(own.func, "__name__", "a call")
+        if len(shapes) != len(_tensors(result)):
+            raise refuse(_no_rows(name, len(shapes), len(_tensors(result))))
+        own_shapes = iter(shapes)
         parts = [
-            self._parts(each, next(shapes)) if isinstance(each, DistributedTensor) else [each] * len(calls)
+            self._parts(each, next(own_shapes)) if isinstance(each, DistributedTensor) else [each] * len(calls)
             for each in found
         ]
         for run, part in zip(together.runs, zip(*parts, strict=True), strict=True):
@@ -332,13 +365,25 @@ class Across(TorchFunctionMode):
             dim = self.rows.dim_of(self.recording.value_of(first._ref))
         if dim is None:  # each has made the same
             return first
+        within = self._within_row(first.shape[dim])
         rows = [each.movedim(dim, 0) for each in values]
+        if within > 1:  # rows that were flattened with the dims behind
+            rows = [each.unflatten(0, (-1, within)) for each in rows]
         if len({each.shape[0] for each in rows}) == 1:
-            return torch.stack(rows, 1).flatten(0, 1).movedim(0, dim)
-        order = sorted(range(sum(each.shape[0] for each in rows)), key=lambda row: (row % len(rows), row))
-        place = torch.empty(len(order), dtype=torch.int64)
-        place[torch.tensor(order)] = torch.arange(len(order))
-        return torch.cat(rows).index_select(0, place).movedim(0, dim)
+            whole = torch.stack(rows, 1).flatten(0, 1)
+        else:
+            order = sorted(range(sum(each.shape[0] for each in rows)), key=lambda row: (row % len(rows), row))
+            place = torch.empty(len(order), dtype=torch.int64)
+            place[torch.tensor(order)] = torch.arange(len(order))
+            whole = torch.cat(rows).index_select(0, place)
+        return (whole.flatten(0, 1) if within > 1 else whole).movedim(0, dim)
+
+    def _within_row(self, size: int) -> int:
+        """How many entries each row has along the dim with rows, of a size that the first microbatch has; 1 where they
+        are not those of its rows, but of half of them, say."""
+        assert self.together is not None
+        rows = self.together.rows[0]
+        return 1 if size % rows else size // rows
 
     def _counts(self, tensor: DistributedTensor) -> bool:
         """Whether a value numbers the first microbatch's rows, as far as its shape says."""
@@ -347,18 +392,21 @@ class Across(TorchFunctionMode):
         return self.rows is not None and rows > 1 and self.rows.counts(self.recording.value_of(tensor._ref), rows)
 
     def _parts(self, whole: DistributedTensor, shape: tuple[int, ...]) -> list[Any]:
-        """The rows of each microbatch; the value itself where it has none."""
+        """The rows of each microbatch, of which the first has this shape; the value itself where it has none."""
         assert self.together is not None
         runs = self.together.runs
         dim = next((at for at, (own, all_) in enumerate(zip(shape, whole.shape, strict=True)) if own != all_), None)
         if dim is None:
             return [whole] * len(runs)
+        within = self._within_row(shape[dim])
         found: list[Any] = []
         for microbatch in range(len(runs)):
             with belonging_to(Task(self.stage, microbatch)):
-                rows = rows_of(whole.movedim(dim, 0), microbatch, len(runs)).clone()  # the model may write there
+                rows = whole.movedim(dim, 0)
+                rows = rows if within == 1 else rows.unflatten(0, (-1, within))
+                rows = rows_of(rows, microbatch, len(runs)).clone()  # the model may write there
                 set_task(Task(self.stage, microbatch, self.by_rows))
-                found.append(rows.movedim(0, dim))
+                found.append((rows if within == 1 else rows.flatten(0, 1)).movedim(0, dim))
         return found
 
     def _has_rows(self, tensor: Any) -> bool:
@@ -438,6 +486,38 @@ def _not_joint(name: str, error: OperatorError) -> ProgramError:
         hint=f"{error.message}\nWhere it takes each row from itself alone, as by torch.arange(x.shape[0]), say "
         "pipeline(…, mixes_rows=True).",
         source=error.source,
+    )
+
+
+def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
+    if len(first) != len(second):
+        return []
+    return [dim for dim, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
+
+
+def _in_region() -> ProgramError:
+    inside = "a function" if current.recording is None else current.recording.inside
+    return ProgramError(
+        f"whether {inside} mixes the rows of the batch cannot be told, in a pipeline's model",
+        hint="say pipeline(…, mixes_rows=True): each microbatch has branches and loops of its own then, and is right "
+        "where\nthe model computes each row from itself alone; or write it without, as a loop of Python's.",
+        source=user_source(),
+    )
+
+
+def _no_rows(name: str, first: Any, whole: Any, source: Source | None = None) -> ProgramError:
+    def shown(given: Any) -> str:
+        return f"{given} tensors" if isinstance(given, int) else str(list(given))
+
+    return ProgramError(
+        f"{name} gives {shown(whole)} for the rows of the batch, and {shown(first)} for those of the first microbatch, "
+        "which are none of them",
+        hint="a call that mixes rows, or that no rule knows, is made on the whole batch, and each microbatch goes on "
+        "with its rows.\nKeep the batch as a dim of its own, or in front of those that it is flattened with:\n"
+        "for row in h: …                               # wrong; torch.vmap(f)(h) is right, where f takes one row\n"
+        "torch.cat([a, b])                             # wrong; torch.stack([a, b], 1).flatten(0, 1) is right\n"
+        "Or say pipeline(…, mixes_rows=True), where each microbatch is mixed by itself.",
+        source=source or user_source(),
     )
 
 

@@ -30,6 +30,7 @@ from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
 from monarch.stdlib.pipeline.costs import run_on
+from monarch.stdlib.pipeline.counting import counts_of
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.hooks import once_a_step
 from monarch.stdlib.pipeline.losses import Counted, adds_up
@@ -247,6 +248,8 @@ class Pipeline(nn.Module):
                 together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
                 total = self._backward(runs[0], [loss])
             _add_gradients(shared)
+        if together is not None and not self.mixes_rows and recording.repeatable is not None:
+            runs[0].check_counts(counts_of(self.model, (args, kwargs), own[0], rows, recording.repeatable.undone))
         if together is not None and together.barriers:
             recording.tape.timetable = replace(self.timetable, barriers=tuple(together.barriers))
         return total

@@ -1,0 +1,116 @@
+"""Models that count the rows they are given, or flatten them: the numbers of the batch, or an error at the line."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import monarch
+from monarch.compiler.errors import ProgramError
+from monarch.language import Mesh
+from monarch.stdlib.pipeline import pipeline
+from tests.language.partitioned import partitioned_mesh
+
+
+class Mixing(nn.Module):
+    """Two layers, with a function of what is between them."""
+
+    def __init__(self, between: Callable[[Any], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.between = between
+        self.seen: list[Any] = []
+
+    def forward(self, x: Any) -> Any:
+        h = self.between(self.first(x))
+        self.seen.append(h)
+        y = self.second(self.seen.pop())
+        self.kept = y.shape
+        return y
+
+
+def trained(mesh: Mesh, between: Callable[[Any], Any], rows: int = 8, microbatches: int = 4, **options: Any) -> None:
+    """Compare a step with that of the model without a pipeline."""
+    model = Mixing(between)
+    dense = copy.deepcopy(model)
+    pipe = pipeline(model, mesh, microbatches=microbatches, split_at=["second"], layouts={}, **options)
+
+    @monarch.program
+    def step(x: Any) -> Any:
+        return pipe.step(x, target=x, loss_fn=F.mse_loss)
+
+    x = torch.randn(rows, 6)
+    loss = step(x)
+    wanted = F.mse_loss(dense(x), x)
+    wanted.backward()
+    torch.testing.assert_close(loss.full_tensor(), wanted.detach())
+    for ours, theirs in zip(pipe.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad.full_tensor(), theirs.grad)  # type: ignore[union-attr]
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Mesh]:
+    with partitioned_mesh(pipe=2) as mesh:
+        yield mesh
+
+
+@pytest.mark.sample(5)
+@pytest.mark.parametrize(
+    ("between", "match"),
+    [
+        (lambda h: h - h.sum(0) / len(h), "div takes 2 for the 2 rows of a microbatch, and 8 for the 8 of the batch"),
+        (lambda h: h * torch.tensor(h.shape[0]), "tensor takes 2"),
+        (lambda h: h + torch.full((6,), float(len(h))), "full takes 2.0"),
+        (lambda h: torch.cat([h[: len(h) // 2] * 2, h[len(h) // 2 :]]), "__getitem__ takes 1"),
+        (lambda h: h * 2 if len(h) > 5 else h, "calls mul for the 8 rows"),
+        (lambda h: h.view(2, -1).sum(0).view(-1, 6).mean(0) + h, r"view gives \[2, 24\] .* and \[2, 6\]"),
+        (lambda h: torch.cat([h, h * 2]).view(2, -1, 6).sum(0), r"view gives \[2, 8, 6\] .* and \[2, 2, 6\]"),
+        (lambda h: torch.stack([row * (at + 1) for at, row in enumerate(h)]), "unbind gives 8 tensors"),
+        (lambda h: monarch.cond(h.sum() > 0, lambda: h * 2, lambda: h), "whether true_fn of cond mixes"),
+    ],
+)
+def test_a_number_of_rows_is_an_error_at_its_line(mesh: Mesh, between: Callable[[Any], Any], match: str) -> None:
+    with pytest.raises(ProgramError, match=match) as raised:
+        trained(mesh, between)
+    assert raised.value.source is not None
+    assert raised.value.source.file.endswith("test_counting.py")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: h.view(len(h), 2, 3).flatten(1) * torch.ones(len(h), 1),
+        lambda h: h.reshape(h.numel()).view(-1, 6),
+        lambda h: torch.cat([part * (at + 1) for at, part in enumerate(h.chunk(2))]),
+        lambda h: (h[:, None] - h[None]).square().sum(-1).mean(1, keepdim=True) + h,
+    ],
+)
+def test_a_number_of_rows_as_a_size_is_right(mesh: Mesh, between: Callable[[Any], Any]) -> None:
+    trained(mesh, between)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(("rows", "microbatches"), [(8, 4), (11, 3)])
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: h.reshape(-1, 3).cumsum(0).view(-1, 6),
+        lambda h: F.batch_norm(h.reshape(-1, 3), None, None, training=True).view(h.shape),
+    ],
+)
+def test_rows_that_are_flattened_with_other_dims_are_merged_as_rows(
+    mesh: Mesh, between: Callable[[Any], Any], rows: int, microbatches: int
+) -> None:
+    trained(mesh, between, rows, microbatches)
+
+
+def test_with_mixes_rows_each_microbatch_counts_its_own(mesh: Mesh) -> None:
+    trained(mesh, lambda h: monarch.scan(lambda c, k: (c * k, k), h, torch.ones(2))[0] * 1.0, mixes_rows=True)
