@@ -226,17 +226,21 @@ def _raise(error: OSError) -> NoReturn:
 class _Pickler(cloudpickle.Pickler):
     """As cloudpickle does it, so that what a script or a notebook defines can be sent, and CPU tensors by their memory.
 
-    A tensor is sent by itself: two views of one storage arrive as two tensors that share nothing.
+    A tensor is sent by itself: two views of one storage arrive as two tensors that share nothing. What is dense in
+    another order of its dims (a transpose, channels_last) keeps its strides; what has gaps arrives contiguous.
     """
 
     def reducer_override(self, value: Any) -> Any:
         kind = type(value)
         if (kind is torch.Tensor or kind is torch.nn.Parameter) and _plain(value):
-            bare = value.detach().resolve_conj().resolve_neg().contiguous()
+            bare = value.detach().resolve_conj().resolve_neg()
+            order = () if bare.is_contiguous() else _dense_order(bare)
+            bare = (bare.permute(order) if order else bare).contiguous()
             row: Any = in_bytes(bare).numpy()
             memory = pickle.PickleBuffer(row) if bare.numel() else b""
             # A parameter that is handed on as a tensor would not be found by the modules that it is put into.
-            return _tensor, (memory, bare.dtype, tuple(bare.shape), value.requires_grad, kind is torch.nn.Parameter)
+            given = memory, bare.dtype, tuple(bare.shape), value.requires_grad, kind is torch.nn.Parameter
+            return _tensor, (*given, order) if order else given
         return super().reducer_override(value)
 
 
@@ -244,11 +248,25 @@ def _plain(tensor: torch.Tensor) -> bool:
     return tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized
 
 
+def _dense_order(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The order of its dims in which a tensor is contiguous; () where there is none."""
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda dim: -strides[dim])
+    return tuple(order) if tensor.permute(order).is_contiguous() else ()
+
+
 def _tensor(
-    memory: Any, dtype: torch.dtype, shape: tuple[int, ...], requires_grad: bool, parameter: bool
+    memory: Any,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+    order: tuple[int, ...] = (),
 ) -> torch.Tensor:
     flat = torch.frombuffer(memory, dtype=dtype) if len(memory) else torch.empty(0, dtype=dtype)
     tensor = flat.reshape(shape)
+    if order:
+        tensor = tensor.permute([order.index(dim) for dim in range(len(order))])
     if parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)

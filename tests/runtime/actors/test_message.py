@@ -167,3 +167,20 @@ def test_tensors_keep_what_they_are() -> None:
     assert torch.equal(got["sparse"].to_dense(), torch.eye(3))
     assert [name for name, _ in got["module"].named_parameters()] == ["weight", "bias"]
     assert pickle.loads(pickle.dumps(got["scalar"])) == 2.5
+
+
+@pytest.mark.parametrize("size", [2, 40])
+def test_tensors_that_are_dense_keep_their_strides(size: int) -> None:
+    """In the packet and in a file; those with gaps, or elements that lie on each other, arrive contiguous."""
+    images = torch.randn(2, 3, size, size + 1)
+    dense = [
+        images.to(memory_format=torch.channels_last),
+        images.permute(3, 1, 0, 2),
+        images[0].transpose(1, 2),
+        torch.nn.Parameter(images[0, 0].t()),
+    ]
+    gaps = [images[:, ::2], images[:, :, :, 1:].mT, torch.ones(1).expand(4), torch.ones(3, 1).expand(3, size).t()]
+    for tensor in [*dense, *gaps]:
+        came = Payload.of(tensor).received().decode()
+        assert torch.equal(came, tensor) and came.requires_grad == tensor.requires_grad
+        assert came.stride() == tensor.stride() if any(tensor is one for one in dense) else came.is_contiguous()
