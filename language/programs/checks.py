@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from monarch.language.programs import native
 from monarch.language.programs.containers import Defaulting, Mapping, Members, Sequence
-from monarch.language.programs.held import MISSING, Attributes
+from monarch.language.programs.held import MISSING, Attributes, same_plain
 from monarch.language.programs.identity import addresses, addresses_of
 from monarch.language.programs.kinds import ASKED, TOLD, Class, Function, Names, Parts, Tensor
 from monarch.language.programs.nodes import MODULE, Aliases, Live, Node, Spot
@@ -33,11 +34,12 @@ Found = tuple[Live, list[Any]]
 
 
 def compile_check(
-    nodes: list[Node], used: set[Spot], states: list[Spot], aliases: Aliases
+    nodes: list[Node], used: set[Spot], states: list[Spot], aliases: Aliases, is_native: bool = False
 ) -> Callable[[list[Any]], Found | None]:
     """A function of the arguments' leaves that gives what is at the places `used`, and at those of `states`, where all
-    is as expected. It gives None too where values are equal and not the same objects: `Guards.check` knows then."""
-    return _Writer(nodes, used, states, aliases).function()
+    is as expected. It gives None too where the keys of a dict are equal and not the same objects: `Guards.check` knows.
+    `is_native` says to have native code, which is built, look at most of it."""
+    return _Writer(nodes, used, states, aliases, is_native).function()
 
 
 _SKIP, _EMPTY, _PLAIN, _KEEP = "skip", "empty", "plain", "keep"
@@ -46,7 +48,9 @@ in a variable, where another node or the call needs it, or it is compared with o
 
 
 class _Writer:
-    def __init__(self, nodes: list[Node], used: set[Spot], states: list[Spot], aliases: Aliases) -> None:
+    def __init__(
+        self, nodes: list[Node], used: set[Spot], states: list[Spot], aliases: Aliases, is_native: bool
+    ) -> None:
         self.nodes = nodes
         self.aliases = aliases
         self.states = states
@@ -56,7 +60,7 @@ class _Writer:
         self.lines: list[str] = []
         self.names: dict[str, Any] = {"DT": DistributedTensor, "MISSING": MISSING, "look": Node.read_now}
         self.names |= {"addresses": addresses, "chained": chain.from_iterable}
-        self.names["mismatch"] = Node.mismatch
+        self.names |= {"mismatch": Node.mismatch, "EQUAL": same_plain}
         self.names["PLAINLY"] = torch._C.DisableTorchFunctionSubclass
         self.names["REQUIRES"] = operator.attrgetter("requires_grad")
         self.required: dict[bool, list[str]] = {False: [], True: []}
@@ -70,6 +74,10 @@ class _Writer:
         self.roles = [
             [self.role(number, position) for position in range(len(node.keys))] for number, node in enumerate(nodes)
         ]
+        self.native, self.behind = self.divided() if is_native else ([], set())
+        """The nodes that native code looks into, and those that Python looks into when it has."""
+        self.kept: dict[Spot, int] = {}
+        """Places whose values native code keeps, and at which number."""
         self.alike: list[int] = []
         """The nodes that the loop that is being written is about; none where straight code is."""
         self.columns: list[int] = []
@@ -100,15 +108,36 @@ class _Writer:
             return _PLAIN if position in node.plain else _KEEP
         return _SKIP if special.__name__ in _TYPES_ONLY else _KEEP
 
+    def divided(self) -> tuple[list[int], set[int]]:
+        """The nodes whose objects native code can look into, with all between them and what Python hands it; and the
+        nodes behind these."""
+        inside: dict[int, None] = {}
+        behind: set[int] = set()
+        for number, node in enumerate(self.nodes):
+            if node.parent is None or number in self.empty:
+                continue
+            if node.parent[0] not in behind and native.can_look(node):
+                inside[number] = None
+            elif node.parent[0] in behind or node.parent[0] in inside:
+                behind.add(number)
+        return [*inside], behind
+
     def function(self) -> Callable[[list[Any]], Found | None]:
         depths: list[int] = []
-        levels: dict[int, dict[Any, list[int]]] = {}
+        levels: dict[tuple[bool, int], dict[Any, list[int]]] = {}
+        done = self.empty.union(self.native)
         for number, node in enumerate(self.nodes):
             depths.append(0 if node.parent is None else 1 + depths[node.parent[0]])
-            if number not in self.empty:
-                levels.setdefault(depths[-1], {}).setdefault(self.likeness(number, node), []).append(number)
-        for depth in sorted(levels):
-            for numbers in levels[depth].values():
+            if number not in done:
+                alike = levels.setdefault((number in self.behind, depths[-1]), {})
+                alike.setdefault(self.likeness(number, node), []).append(number)
+        looks = True, -1  # where native code looks: behind all that it starts from, before the rest
+        if self.native:
+            levels[looks] = {}
+        for level in sorted(levels):
+            if level == looks:
+                self.look_natively()
+            for numbers in levels[level].values():
                 if len(numbers) < _MANY:
                     for number in numbers:
                         self.node(number)
@@ -127,16 +156,25 @@ class _Writer:
             self.lines.append(f"if {_variable(*first)}._ref.cell is not {_variable(*second)}._ref.cell: return None")
         if self.aliases.apart:
             self.names["TENSORS"] = self.aliases.tensors
-            apart = _listed([_variable(*spot) for spot in self.aliases.apart])
-            self.lines.append(f"d = {{*map(id, {apart})}}")
-            self.lines.append(f"if len(d) != {len(self.aliases.apart)} or not TENSORS.isdisjoint(d): return None")
+            apart, _ = self.together("APART", self.aliases.apart)
+            self.names["SEEN"] = [b""]  # these have been found to be apart
+            self.lines += [
+                f"a = {apart}",
+                "d = addresses(a)",
+                "if d != SEEN[0]:",
+                "  e = {*map(id, a)}",
+                f"  if len(e) != {len(self.aliases.apart)} or not TENSORS.isdisjoint(e): return None",
+                "  SEEN[0] = d",
+            ]
         self.names["SAME"] = addresses_of(ident for _, ident in self.same)
-        self.names["SPOTS"] = self.live
-        values = [_listed([_variable(*spot) for spot in spots]) for spots in (self.live, self.states)]
+        live, self.names["SPOTS"] = self.together("LIVE", self.live)
+        states, in_order = self.together("STATES", self.states)
+        if in_order != self.states:
+            states = _listed([_variable(*spot) for spot in self.states])
         source = ["def check(A):", "  try:", *(f"    {line}" for line in self.lines)]
         source += [f"    if addresses({_listed([name for name, _ in self.same])}) != SAME: return None"]
         source += ["  except (AttributeError, KeyError, IndexError, TypeError, ValueError): return None"]
-        source += [f"  return dict(zip(SPOTS, {values[0]})), {values[1]}"]
+        source += [f"  return dict(zip(SPOTS, {live})), {states}"]
         exec(compile("\n".join(source), "<guards>", "exec"), self.names)
         check: Callable[[list[Any]], Found | None] = self.names["check"]
         assert self.names.keys().isdisjoint(check.__code__.co_varnames), "a constant is assigned to"
@@ -165,6 +203,59 @@ class _Writer:
             return f"A[{node.root}]"
         name = self.constant(f"r{number}", node.root)
         return f"{name}()" if node.is_weak else name
+
+    def look_natively(self) -> None:
+        """Have native code look into its nodes, and take from what it keeps what Python looks at one by one."""
+        table, start = native.Table(), dict[str, int]()
+        inside = set(self.native)
+        alone = {self.nodes[number].parent for number in self.behind}.union(*self.aliases.same, *self.cells)
+        if not inside.issuperset(number for number, _ in self.states):
+            alone.update(self.states)
+        judged: list[Spot] = []
+        for number in self.native:
+            node = self.nodes[number]
+            assert node.parent is not None
+            if node.parent[0] in inside:
+                where = self.kept[node.parent]
+            else:
+                where = ~start.setdefault(self.holder(number), len(start))
+            expected = {}
+            for position, role in enumerate(self.roles[number]):
+                spot, (how, ident) = (number, position), native.how(node, position)
+                if role == _EMPTY:
+                    how = native.EMPTY
+                elif role == _KEEP and not how and node.special[position].__name__ not in _TYPES_ONLY:
+                    judged.append(spot)
+                    alone.add(spot)
+                keeps = spot in self.used or spot in self.children or spot in alone
+                expected[position] = (how | native.KEPT if keeps else how), ident
+            first = table.keeps
+            self.kept.update(((number, at), place) for place, at in enumerate(table.add(node, where, expected), first))
+        self.names["NATIVE"] = table.look()
+        self.lines.append(f"with PLAINLY(): found = NATIVE({_listed([*start])})")
+        self.lines.append("if found is None: return None")
+        taken = [spot for spot in self.kept if spot in alone]
+        if taken:
+            self.lines.append(f"{', '.join(_variable(*spot) for spot in taken)}, = {self.together('TAKEN', taken)[0]}")
+        for spot in judged:
+            self.judge(*spot)
+
+    def together(self, name: str, spots: list[Spot]) -> tuple[str, list[Spot]]:
+        """An expression for the values at places, in one tuple, and the places in its order: first those that native
+        code has kept."""
+        kept = [spot for spot in spots if spot in self.kept]
+        others = [spot for spot in spots if spot not in self.kept]
+        if len(kept) < 2:  # of one place a getter gives no tuple
+            return _listed([f"found[{self.kept[spot]}]" for spot in kept] + [_variable(*spot) for spot in others]), [
+                *kept,
+                *others,
+            ]
+        self.names[name] = operator.itemgetter(*(self.kept[spot] for spot in kept))
+        expression = f"{name}(found)"
+        return (f"(*{expression}, {', '.join(_variable(*spot) for spot in others)})" if others else expression), [
+            *kept,
+            *others,
+        ]
 
     def node(self, number: int) -> None:
         node, h = self.nodes[number], self.holder(number)
@@ -212,8 +303,10 @@ class _Writer:
                 for each in numbers:
                     self.judge(each, at)
             elif role == _PLAIN:
-                plain = self.constant(f"p{number}_{at}", addresses_of([id(node.plain[at])] * count))
-                self.lines.append(f"if addresses((*{column},)) != {plain}: return None")
+                plain = self.constant(f"p{number}_{at}", [node.plain[at]] * count)
+                places = self.constant(f"a{number}_{at}", addresses_of([id(node.plain[at])] * count))
+                self.lines.append(f"e = (*{column},)")
+                self.lines.append(f"if addresses(e) != {places} and not all(map(EQUAL, {plain}, e)): return None")
 
     def look_into(self, number: int, h: str) -> None:
         node = self.nodes[number]
@@ -238,7 +331,7 @@ class _Writer:
         role = self.roles[number][position]
         if role == _PLAIN:
             plain = self.constant(f"p{number}_{position}", self.nodes[number].plain[position])
-            self.lines.append(f"if {expression} is not {plain}: return None")
+            self.lines.append(f"if (e := {expression}) is not {plain} and not EQUAL({plain}, e): return None")
         elif role == _KEEP and self.alike:
             self.columns.append(position)
             self.lines.append(f"a{position}({expression})")
@@ -252,7 +345,7 @@ class _Writer:
         special = node.special.get(position)
         if special is None and position in node.plain:
             plain = self.constant(f"p{number}_{position}", node.plain[position])
-            self.lines.append(f"if {name} is not {plain}: return None")
+            self.lines.append(f"if {name} is not {plain} and not EQUAL({plain}, {name}): return None")
         elif special is None:
             self.same.append((name, node.ids[position]))
         elif special.__name__ == "_is_distributed":
@@ -375,20 +468,15 @@ class _Writer:
         if node.type is not DistributedTensor:
             self.otherwise(number, node, h)
             return
-        # A tensor that needs no gradient, and that Python knows nothing else of, is asked for none.
-        is_more = len(node.keys) > len(ASKED) or bool(node.plain.get(0))
-        if is_more:
-            self.lines.append(f"d = {h}.__dict__")
-        for position, key in enumerate(node.keys):
-            if position == 0:
-                if self.roles[number][0] == _PLAIN:
-                    self.required[bool(node.plain[0])] += [self.holder(at) for at in self.alike] or [h]
-                else:
-                    self.expect(number, position, f"{h}.requires_grad")
-            elif is_more or position not in node.plain:
-                self.expect(number, position, f"{h}.{key}" if key in ASKED else f"d[{key!r}]")
-        if is_more:
-            self.lines.append(f"if len(d) != {len(node.keys) - len(ASKED) + 1}: return None")  # and `_ref`
+        self.lines.append(f"d = {h}.__dict__")
+        for position in native.asked_of(node):
+            if position == 0 and self.roles[number][0] == _PLAIN:
+                self.required[bool(node.plain[0])] += [self.holder(at) for at in self.alike] or [h]
+            else:
+                self.expect(number, position, f"{h}.{ASKED[position]}")
+        for position in range(len(ASKED), len(node.keys)):
+            self.expect(number, position, f"d[{node.keys[position]!r}]")
+        self.lines.append(f"if len(d) != {len(node.keys) - len(ASKED) + 1}: return None")  # and `_ref`
 
     def otherwise(self, number: int, node: Node, h: str) -> None:
         name = self.constant(f"n{number}", node)

@@ -262,6 +262,8 @@ class Entered:
         """The user's code that was entered."""
         self.met: dict[int, dict[str, Any]] = {}
         self.attributes: set[str] = set()
+        self.reads_grad = False
+        """Whether the user's own code may have read a gradient."""
         self.computes = self.shows = self.compares = False
         self.identifies = False
         """Whether the program may have asked which tuple, partial, bound method or tensor a place has."""
@@ -353,6 +355,7 @@ class Entered:
             self._of_library(code, known, frame)
             return
         self.codes.append(code)
+        self.reads_grad = self.reads_grad or known.computes or "grad" in known.names or "grad" in known.texts
         if self._scalars and known.types:
             self._asking[id(code)] = known.types
         self.attributes.update(known.names, known.texts)

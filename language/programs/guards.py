@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import ProgramError, Source
+from monarch.language.programs import native
 from monarch.language.programs.checks import Found, compile_check
 from monarch.language.programs.classify import OPAQUE, kind_of
 from monarch.language.programs.containers import HAS_CLASS
@@ -114,6 +115,8 @@ class Guards:
         self.unproven: tuple[str, Source | None] | None = entered.unknown
         self.dead = False
         self._fast: Callable[[list[Any]], Found | None] | None = None
+        self._is_long = False
+        """Whether native code shall look at most places, and has not been built when `_fast` was written."""
         self._checked = 0
         self._used: set[Spot] = set()
         self.states: list[Spot] = []
@@ -190,6 +193,8 @@ class Guards:
             node.others = [key for key in held.before[0] if key not in self.entered.attributes]
         if isinstance(held, Attributes):
             node.is_ordered = self._reads_all(held)
+        if isinstance(held, Tensor):
+            node.reads_grad = self.entered.reads_grad
         if isinstance(held, Names):
             node.length = len(vars(held.holder)) if self.entered.computes and held.is_users_own else 0
         if isinstance(held, Class):
@@ -358,9 +363,25 @@ class Guards:
         if self._which is not None and not self._by_parts and self._places_of(arguments, {}) != self._which:
             return None
         if self._fast is not None:
+            if self._is_long and native.built() is not None:
+                self._write_fast()
             found = self._fast(arguments)
             if found is not None:
                 return None if self.dead else found
+        found = self.check_each(arguments)
+        if found is None:
+            return None
+        live, _ = found
+        if self._by_parts:  # which is rare, and checked here alone
+            places = {id(live[spot]): spot for spot in self._aliases.apart}
+            return found if self._places_of(arguments, places) == self._which else None
+        self._checked += 1
+        if self._checked == _OFTEN:
+            self._write_fast()
+        return None if self.dead else found
+
+    def check_each(self, arguments: list[Any]) -> Found | None:
+        """The same object by object, of Python's objects alone."""
         live: Live = {}
         for number, node in enumerate(self.nodes):
             values = node.read_now(node.holder(live, arguments))
@@ -368,16 +389,17 @@ class Guards:
                 return None
             for position, value in enumerate(values):
                 live[number, position] = value
-        if not self._aliases.hold(live):
-            return None
-        if self._by_parts:  # which is rare, and checked here alone
-            places = {id(live[spot]): spot for spot in self._aliases.apart}
-            same = self._places_of(arguments, places) == self._which
-            return (live, [live[spot] for spot in self.states]) if same else None
-        self._checked += 1
-        if self._checked == _OFTEN:
-            self._fast = compile_check(self.nodes, self._used, self.states, self._aliases)
-        return None if self.dead else (live, [live[spot] for spot in self.states])
+        return (live, [live[spot] for spot in self.states]) if self._aliases.hold(live) else None
+
+    def written(self, is_native: bool) -> Callable[[list[Any]], Found | None]:
+        """`check_each` as a function written for it, with native code for most of it if that is wanted and built."""
+        return compile_check(self.nodes, self._used, self.states, self._aliases, is_native)
+
+    def _write_fast(self) -> None:
+        is_long = sum(map(native.can_look, self.nodes)) >= native.WORTH
+        is_native = is_long and native.built() is not None
+        self._is_long = is_long and not is_native
+        self._fast = self.written(is_native)
 
     def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:
         """The places at which there is another tensor now, and the first other place that is not as expected."""

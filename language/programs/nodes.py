@@ -81,6 +81,8 @@ class Node:
     """Whether the program may have asked for an instance's names one after the other."""
     others: list[str] = field(default_factory=list)
     """The other names of an instance, whose values the program has not read."""
+    reads_grad: bool = False
+    """Whether the gradient of a tensor that needs none may have been read."""
     ids: list[int] = field(default_factory=list)
     plain: dict[int, Any] = field(default_factory=dict)
     """Plain values, by position: others need not be the same object."""

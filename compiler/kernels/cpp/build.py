@@ -88,13 +88,14 @@ def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = Non
 
 
 @functools.lru_cache(maxsize=1024)
-def load(path: Path) -> ctypes.CDLL:
-    """A built object, loaded. Raises BuildError unless it and its folder are such that only the user can have written
-    it, and it is whole: what is loaded is run, and what is cut short ends the process."""
+def load(path: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
+    """A built object, loaded; a `ctypes.PyDLL` if it works on Python's objects. Raises BuildError unless it and its
+    folder are such that only the user can have written it, and it is whole: what is loaded is run, and what is cut
+    short ends the process."""
     private_folder(path.parent)
     if not is_ours(path) or not is_whole(path):
         raise BuildError(f"{path} is no kernel that was built here")
-    return ctypes.CDLL(str(path))
+    return kind(str(path))
 
 
 def _key(source: str, compiler: Compiler) -> str:
