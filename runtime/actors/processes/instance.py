@@ -369,7 +369,7 @@ class LocalActor:
             else:
                 self._has_handled(item, start, True)
                 if head[2] is not None and not head[4]:
-                    self._process.reply(head[2], True, value, f"what {self.instance.label}.{head[3]} gave")
+                    self._process.reply(head[2], True, value, lambda: f"what {self.instance.label}.{head[3]} gave")
             finally:
                 del self._under_way[0]
         elif isinstance(item, MeshFailure):
@@ -581,6 +581,6 @@ class LocalActor:
                 raise asyncio.CancelledError
             self._has_handled(call, start, True)
             if head[2] is not None and not head[4]:
-                self._process.reply(head[2], True, value, f"what {self.instance.label}.{head[3]} gave")
+                self._process.reply(head[2], True, value, lambda: f"what {self.instance.label}.{head[3]} gave")
         finally:
             del self._under_way[id(call)]

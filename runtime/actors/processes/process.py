@@ -182,7 +182,8 @@ class Process:
 
     # -- answering -----------------------------------------------------------------------------------------------------
 
-    def reply(self, to: ReplyTo, well: bool, value: object, of: str = "the value") -> None:
+    def reply(self, to: ReplyTo, well: bool, value: object, of: Callable[[], str] = lambda: "the value") -> None:
+        """`of` says what the value is, where it cannot be sent."""
         address, port, place = to[:3]
         if len(to) == 4 and not well:
             self.programs.give_nothing(address, to[3])
@@ -192,7 +193,7 @@ class Process:
             try:
                 payload = Payload.of(self.programs.give(address, to[3], value) if len(to) == 4 and well else value)
             except Exception as error:
-                well, payload = False, Payload.of(ActorError.of(error, f"sending {of}"))
+                well, payload = False, Payload.of(ActorError.of(error, f"sending {of()}"))
         self.router.send(address, (REPLY, port, place, well), payload)
 
     def raise_at(self, to: ReplyTo, error: Exception, where: str) -> None:
