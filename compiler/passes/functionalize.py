@@ -274,7 +274,11 @@ def _same(self: Functionalizer, op: Op) -> None:
 
 
 def _cast(self: Functionalizer, op: Op) -> None:
-    self.define(op.out, self.cast(self.value(op.args[0]), op.out.dtype))
+    source = op.args[0]
+    if isinstance(source, Value):
+        self.define(op.out, self.cast(self.value(source), op.out.dtype))
+    else:  # a number, of which `vmap` makes a tensor
+        self.define(op.out, self.full(op.out.type, source if isinstance(source, Expr) else self.decode(source)))
 
 
 def _reshaped(self: Functionalizer, op: Op) -> None:

@@ -91,6 +91,17 @@ def _tensor_split(x: torch.Tensor, places: torch.Tensor, dim: int = 0) -> Any:
     return x.tensor_split(found, dim)
 
 
+@composite(aten.fill_diagonal_.default)
+def _fill_diagonal(x: torch.Tensor, value: Any, wrap: bool = False) -> Any:
+    """PyTorch's own takes a view by strides, which workers may hold otherwise."""
+    if x.ndim != 2:
+        form: Any = aten.fill_diagonal_.default._op_dk
+        return form(torch._C.DispatchKey.CompositeImplicitAutograd, x, value, wrap)
+    for start in range(0, x.shape[0] if wrap else 1, x.shape[1] + 1):
+        x[start:].diagonal().fill_(value)
+    return x
+
+
 @composite(aten.embedding_bag.padding_idx)
 def _embedding_bag(
     weight: torch.Tensor,

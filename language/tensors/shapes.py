@@ -43,7 +43,7 @@ def to_fake(tensor: torch.Tensor) -> torch.Tensor:
 
 def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """An op's results on tensors without data. Raises DependsOnData, or what PyTorch raises."""
-    if torch.Tag.data_dependent_output in func.tags or _is_masked(func, args):
+    if torch.Tag.data_dependent_output in func.tags or _is_masked(func, args) or _is_counted(func, kwargs):
         raise DependsOnData
     if func.overloadpacket is aten._fused_sdp_choice:
         # Which attention kernel to take depends on the device: ask for the one that the workers have.
@@ -201,6 +201,11 @@ def _is_masked(func: Any, args: list[Any]) -> bool:
     return func is aten.index.Tensor and any(
         isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
     )
+
+
+def _is_counted(func: Any, kwargs: dict[str, Any]) -> bool:
+    """Repeating by numbers in a tensor, whose result has as many elements as they add up to."""
+    return func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None
 
 
 def _without_memory(value: Any) -> Any:

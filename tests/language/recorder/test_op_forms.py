@@ -71,9 +71,29 @@ def gradients_of_nothing(x: torch.Tensor) -> Any:
     return *(loss.detach() for loss in losses), torch.autograd.grad(sum(losses, normed), x)[0]
 
 
+def diagonals_of_any_strides(x: torch.Tensor) -> Any:
+    turned, tall = x.t().clone(), torch.cat([x, x, x]).t().clone().t()
+    turned.fill_diagonal_(4.0)
+    y = (x * 2).t().fill_diagonal_(5)
+    return turned, tall.fill_diagonal_(3.0, wrap=True), y, torch.stack([x, x, x, x]).fill_diagonal_(1.0)
+
+
+def numbers_within_transforms(x: torch.Tensor) -> Any:
+    shifted = torch.vmap(torch.vmap(lambda a, b: a * b + 1))(x, x)
+    return shifted, torch.vmap(lambda a: 3 - a / 2 + True)(x)
+
+
+def repeated_by_known_numbers(x: torch.Tensor) -> Any:
+    repeats = torch.tensor([1, 0, 2, 3])
+    return x.repeat_interleave(repeats, 0), x.repeat_interleave(repeats.sum() - repeats, 1)
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        diagonals_of_any_strides,
+        numbers_within_transforms,
+        repeated_by_known_numbers,
         gradients_of_nothing,
         in_place_power,
         squeezed_in_place,
