@@ -26,7 +26,7 @@ from monarch.stdlib.data.sources import Batched, Group, Grouped, RandomAccess, S
 _ROWS = 8192
 """So many rows an engine is asked for at once."""
 _FEW = 256
-"""So many rows that come one by one are made columns at once."""
+"""So many rows that come one by one are made columns at once, unless fewer are waited for."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def _reader(
 ) -> Source:
     """What gives a pyarrow RecordBatchReader for each epoch."""
 
-    return Sequential(name, lambda epoch: _parts_of_reader(opened(), columns), length, once)
+    return Sequential(name, lambda _, __: _parts_of_reader(opened(), columns), length, once)
 
 
 def _parts_of_reader(reader: Any, columns: Sequence[str] | None) -> Generator[Columns]:
@@ -382,11 +382,11 @@ def _at_epoch(given: Any, epoch: int) -> Any:
 def _iterated(
     name: str, made: Callable[[int], Iterable[Any]], columns: Sequence[str] | None, once: bool = False
 ) -> Source:
-    def parts(epoch: int) -> Iterator[Columns]:
+    def parts(epoch: int, size: int) -> Iterator[Columns]:
         rows = made(epoch)
         if _is_reader(rows):
             return _parts_of_reader(rows, columns)
-        return (_chosen(part, columns) for part in parts_of_rows(rows, _FEW))
+        return (_chosen(part, columns) for part in parts_of_rows(rows, min(size, _FEW)))
 
     return Sequential(name, parts, None, once)
 

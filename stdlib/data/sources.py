@@ -97,20 +97,21 @@ class Forward(Source):
     """A source that is read from its beginning, or from one of its groups: shuffled within windows of rows."""
 
     @abstractmethod
-    def forward(self, order: Order, start: int) -> Generator[Columns]:
-        """Columns of rows from row `start` on. With a seed its groups are in another order at each epoch."""
+    def forward(self, order: Order, start: int, size: int) -> Generator[Columns]:
+        """Columns of rows from row `start` on. With a seed its groups are in another order at each epoch. Whoever takes
+        them waits for `size` rows."""
 
     def read(self, order: Order, cursor: Cursor, size: int) -> Iterator[Block]:
         at = cursor[0]
         if order.seed is None:
-            with closing(self.forward(order, at)) as parts:
+            with closing(self.forward(order, at, size)) as parts:
                 for columns in parts:
                     count = rows_of(columns)
                     yield Block(columns, partial(_behind, at))
                     at += count
             return
         number, skip = divmod(at, order.window)
-        with closing(self.forward(order, number * order.window)) as parts:
+        with closing(self.forward(order, number * order.window, order.window)) as parts:
             for columns in regrouped(parts, order.window):
                 count = rows_of(columns)
                 rows = order.permutation(count, WITHIN, number).at(np.arange(count))[skip:]
@@ -156,7 +157,7 @@ class Grouped(Forward):
         self._groups = groups
         self.length = sum(group.rows for group in groups)
 
-    def forward(self, order: Order, start: int) -> Generator[Columns]:
+    def forward(self, order: Order, start: int, size: int) -> Generator[Columns]:
         numbers = np.arange(len(self._groups))
         if order.seed is not None:
             numbers = order.permutation(len(numbers), GROUP).at(numbers)
@@ -182,16 +183,17 @@ class Sequential(Forward):
     once more."""
 
     def __init__(
-        self, name: str, parts: Callable[[int], Iterable[Columns]], length: int | None = None, once: bool = False
+        self, name: str, parts: Callable[[int, int], Iterable[Columns]], length: int | None = None, once: bool = False
     ) -> None:
-        """`parts` gives those of an epoch. With `once` there is one epoch."""
+        """`parts` gives those of an epoch, of at most so many rows where they come one by one. With `once` there is one
+        epoch."""
         self.name = name
         self.length = length
         self._parts = parts
         self._once = once
         self._opened = False
 
-    def forward(self, order: Order, start: int) -> Generator[Columns]:
+    def forward(self, order: Order, start: int, size: int) -> Generator[Columns]:
         if self._once and self._opened:
             raise DataError(
                 f"{self.name} can be read once, and another epoch, or another position, was asked for",
@@ -200,7 +202,7 @@ class Sequential(Forward):
         self._opened = True
         row, skipped = 0, 0
         with self.reading("its beginning"):
-            parts = iter(self._parts(order.epoch))
+            parts = iter(self._parts(order.epoch, size))
         try:
             while True:
                 with self.reading(f"row {row:,}"):

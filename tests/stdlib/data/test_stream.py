@@ -150,6 +150,21 @@ def test_no_more_than_ahead_batches_are_read_before_they_are_asked_for() -> None
     batches.close()
 
 
+def test_a_batch_is_given_when_its_rows_have_come() -> None:
+    """Rows may come slowly, as from a queue: those of the next batches are not waited for."""
+    more = threading.Event()
+
+    def rows() -> Iterator[int]:
+        yield from range(4)
+        assert more.wait(30)
+        yield from range(4, 8)
+
+    with stream(rows, None, batch=4) as batches:
+        assert next(batches).tolist() == [0, 1, 2, 3]
+        more.set()
+        assert [batch.tolist() for batch in batches] == [[4, 5, 6, 7]]
+
+
 def test_a_source_that_stalls_is_named_with_how_long_and_where(caplog: pytest.LogCaptureFixture) -> None:
     gone_on = threading.Event()
 
