@@ -22,6 +22,12 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 def transfer(tensor: DistributedTensor, mesh: Mesh, layout: LayoutLike | None = None) -> DistributedTensor:
     """See `DistributedTensor.to`."""
+    if isinstance(layout, torch.dtype):
+        raise ProgramError(
+            f"to(mesh, {layout}): behind the mesh stands a layout",
+            hint=f"x.to({layout}).to(mesh)    # right: sent in the new dtype; x.to(mesh).to({layout}) in the old one",
+            source=user_source(),
+        )
     type_ = TensorType(tensor.dtype, tuple(tensor.shape))
     wanted = None if layout is None else as_layout(layout, type_, mesh.spec, "the tensor", user_source())
     if mesh is tensor.mesh:

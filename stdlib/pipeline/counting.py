@@ -173,9 +173,12 @@ def _run(
 ) -> Counts | None:
     counts = Counts() if expected is None else Counts(expected.calls)
     numbers = random.getstate()
+    first = next(
+        (leaf.shape[0] for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0
+    )
     try:
         with undone(), outside_programs(), torch.random.fork_rng(devices=()), torch.device("meta"):
-            args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, rows), given)
+            args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, rows, first), given)
             with warnings.catch_warnings(), _Noting(counts, expected is not None):
                 warnings.simplefilter("ignore")
                 run(*args, **kwargs)
@@ -190,12 +193,12 @@ def _run(
     return counts
 
 
-def _like(leaf: Any, rows: int) -> Any:
-    """A tensor without data like one of the batch, with so many rows."""
+def _like(leaf: Any, rows: int, given: int) -> Any:
+    """A tensor without data, with so many rows where it has those that are given."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    made = torch.empty((rows, *leaf.shape[1:]), dtype=leaf.dtype, device="meta")
-    return made.requires_grad_(leaf.requires_grad)
+    shape = (rows, *leaf.shape[1:]) if leaf.ndim and leaf.shape[0] == given else tuple(leaf.shape)
+    return torch.empty(shape, dtype=leaf.dtype, device="meta").requires_grad_(leaf.requires_grad)
 
 
 def counts_rows(name: str, other: Other, own: int, whole: int) -> ProgramError:

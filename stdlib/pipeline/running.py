@@ -22,7 +22,7 @@ from monarch.compiler.passes.following import RowsOnTape
 from monarch.compiler.tape import Barrier, Timetable
 from monarch.language import Mesh
 from monarch.language.placing.distribute import module_to_mesh
-from monarch.language.recorder.recording import current_program
+from monarch.language.recorder.recording import Recording, current_program
 from monarch.language.recorder.repeating import Repeats
 from monarch.language.recorder.tasks import belonging_to, take_timetable
 from monarch.language.recorder.transfer import transfer
@@ -211,9 +211,18 @@ class Pipeline(nn.Module):
             with self._at_end(runs[0]):
                 if not adds_up(loss_of, counted, output, given[0][2]):
                     return
-                with belonging_to(None):
+                if together is not None and self._goes_other_ways(
+                    recording, loss_of, (output, given[0][2]), own[0], rows
+                ):
+                    return
+            try:
+                with self._at_end(runs[0]), belonging_to(None):
                     counted.count(loss_of, output, [wanted for _, _, wanted in given])
-            alike, first = runs[0].sums_up((output, given[0][2]), lambda: loss_at(0, output))
+                alike, first = runs[0].sums_up((output, given[0][2]), lambda: loss_at(0, output))
+            except (RuntimeError, ValueError, IndexError):
+                if together is None:
+                    raise
+                return  # it may take the rows of the batch alone
             losses.extend([first] if alike else [])
 
         with once_a_step(self.model.parameters()):
@@ -253,6 +262,15 @@ class Pipeline(nn.Module):
         if together is not None and together.barriers:
             recording.tape.timetable = replace(self.timetable, barriers=tuple(together.barriers))
         return total
+
+    def _goes_other_ways(
+        self, recording: Recording, loss: Callable[..., torch.Tensor], given: tuple[Any, Any], own: int, rows: int
+    ) -> bool:
+        """Whether a loss calls other functions for the rows of the batch than for those of the first microbatch."""
+        if self.mixes_rows or recording.repeatable is None:
+            return False
+        counts = counts_of(loss, (given, {}), own, rows, recording.repeatable.undone)
+        return counts is not None and counts.ends is not None
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
-from monarch.compiler.errors import DeviceMeshError
+from monarch.compiler.errors import DeviceMeshError, ProgramError
 from monarch.language import Mesh
 
 pytestmark = pytest.mark.sample(1, of="kernels")
@@ -122,6 +122,8 @@ def test_outside_of_programs(root: Mesh) -> None:
     torch.testing.assert_close(y.full_tensor(), torch.arange(12.0).reshape(4, 3))
     torch.testing.assert_close(x.grad.full_tensor(), 2 * torch.arange(12.0).reshape(4, 3))
     assert y.mesh is b and x.grad.mesh is a
+    with pytest.raises(ProgramError, match="behind the mesh stands a layout"):
+        x.to(b, torch.bfloat16)
 
 
 def test_a_tied_weight_over_three_meshes_of_one_worker() -> None:

@@ -14,6 +14,7 @@ from torch import nn
 import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh
+from monarch.language.errors import OperatorError
 from monarch.stdlib.pipeline import pipeline
 from tests.language.partitioned import partitioned_mesh
 
@@ -36,7 +37,14 @@ class Mixing(nn.Module):
         return y
 
 
-def trained(mesh: Mesh, between: Callable[[Any], Any], rows: int = 8, microbatches: int = 4, **options: Any) -> None:
+def trained(
+    mesh: Mesh,
+    between: Callable[[Any], Any],
+    rows: int = 8,
+    microbatches: int = 4,
+    loss_fn: Callable[[Any, Any], Any] = F.mse_loss,
+    **options: Any,
+) -> None:
     """Compare a step with that of the model without a pipeline."""
     model = Mixing(between)
     dense = copy.deepcopy(model)
@@ -44,11 +52,11 @@ def trained(mesh: Mesh, between: Callable[[Any], Any], rows: int = 8, microbatch
 
     @monarch.program
     def step(x: Any) -> Any:
-        return pipe.step(x, target=x, loss_fn=F.mse_loss)
+        return pipe.step(x, target=x, loss_fn=loss_fn)
 
     x = torch.randn(rows, 6)
     loss = step(x)
-    wanted = F.mse_loss(dense(x), x)
+    wanted = loss_fn(dense(x), x)
     wanted.backward()
     torch.testing.assert_close(loss.full_tensor(), wanted.detach())
     for ours, theirs in zip(pipe.parameters(), dense.parameters(), strict=True):
@@ -114,3 +122,23 @@ def test_rows_that_are_flattened_with_other_dims_are_merged_as_rows(
 
 def test_with_mixes_rows_each_microbatch_counts_its_own(mesh: Mesh) -> None:
     trained(mesh, lambda h: monarch.scan(lambda c, k: (c * k, k), h, torch.ones(2))[0] * 1.0, mixes_rows=True)
+
+
+LABELS = torch.arange(8)
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        lambda y, x: F.mse_loss(y, x) if len(y) > 5 else F.l1_loss(y, x),
+        lambda y, x: (y - x).square().mean(1).topk(3).values.mean(),
+        lambda y, x: F.cross_entropy(y @ x.T, LABELS),
+    ],
+)
+def test_a_loss_of_so_many_rows_alone_is_that_of_the_batch(mesh: Mesh, loss_fn: Callable[[Any, Any], Any]) -> None:
+    trained(mesh, torch.tanh, loss_fn=loss_fn)
+
+
+def test_a_loss_that_fails_for_the_batch_says_so(mesh: Mesh) -> None:
+    with pytest.raises(OperatorError, match="out of range"):
+        trained(mesh, torch.tanh, loss_fn=lambda y, x: y.topk(9, 0).values.mean())
