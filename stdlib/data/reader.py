@@ -16,6 +16,7 @@ T = TypeVar("T")
 logger = logging.getLogger("monarch.data")
 
 _PATIENCE = 10.0  # seconds in which a source gives a part before `close` says that it still reads
+_LAST_PATIENCE = 0.5  # and in which it may close what it has open at the end of the program
 
 
 class Reader(Generic[T]):
@@ -99,8 +100,9 @@ class Reader(Generic[T]):
         self.ready.clear()
         if self._thread is threading.current_thread():  # a garbage collector's call
             return
-        self._thread.join(_PATIENCE)
-        if self._thread.is_alive():
+        ends = not threading.main_thread().is_alive()  # the program: its thread ends with it, whatever the source does
+        self._thread.join(_LAST_PATIENCE if ends else _PATIENCE)
+        if self._thread.is_alive() and not ends:
             logger.warning("a stream is closed, and its source still reads: %s, %s", self._doing(), self._where())
 
 

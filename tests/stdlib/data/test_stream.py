@@ -209,6 +209,17 @@ def test_closing_leaves_no_thread_and_a_closed_stream_goes_on() -> None:
     assert not threads()
 
 
+def test_a_program_ends_though_its_source_stalls() -> None:
+    """It waited ten seconds for the source, and then said that it still reads. Only a process has an end."""
+    program = (
+        "import threading, torch; from monarch.data import stream\n"
+        "def rows():\n    yield 1\n    threading.Event().wait()\n"
+        "batches = stream(rows, None, batch=1); print(next(batches))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "tensor([1])\n", "")
+
+
 def test_a_stream_that_nobody_has_ends_its_thread() -> None:
     batches = stream(np.arange(1000), None, batch=1)
     next(batches)
