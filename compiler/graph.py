@@ -75,7 +75,8 @@ class Provenance:
     `backward`  whether autograd ran it
     `fused`     kernels only: the nodes that it stands for, which are of the graph before fusion
     `block`     while equal blocks are folded (`compiler/passes/fold.py`): which of those that stay, or None
-    `microbatch` of a pipeline's step: the microbatch that it belongs to, or the last of those that it follows from
+    `microbatch`, `stage`  of a pipeline's step: to which it belongs; without a task of its own, to the last microbatch
+                that it follows from, and the stage of what it reads of that
     """
 
     source: Source | None = None
@@ -84,6 +85,7 @@ class Provenance:
     fused: tuple[Node, ...] = ()
     block: int | None = None
     microbatch: int | None = None
+    stage: int | None = None
 
 
 UNKNOWN = Provenance()

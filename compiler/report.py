@@ -159,6 +159,7 @@ class _Builder:
             seconds=work.seconds,
             kernel=-1 if kernel is None else self.number[kernel],
             within=work.within,
+            stage=self.stage(node),
         )
 
     def stand_in(self, unfused: Graph) -> None:
@@ -210,7 +211,13 @@ class _Builder:
             moved=work.moved,
             seconds=work.seconds,
             kernel=self.number[kernel],
+            stage=self.stage(node),
         )
+
+    def stage(self, node: fx.Node) -> int:
+        """The stage of a pipeline that an op belongs to; of what a kernel gives, that of the op that made it."""
+        found = provenance(self.before.get(node.name, node)).stage
+        return -1 if found is None else found
 
     def words(self, node: fx.Node) -> tuple[str, str]:
         """The name and the call of an op that a kernel stands for."""

@@ -159,7 +159,7 @@ def inspect(
         typer.Option(
             "--by",
             metavar="|".join(BY),
-            help="What a step costs a worker, by your lines, by module, op, mesh dim or phase.",
+            help="What a step costs a worker, by your lines, by module, op, mesh dim, phase or stage.",
             autocompletion=lambda incomplete: [name for name in BY if name.startswith(incomplete)],
         ),
     ] = None,

@@ -13,7 +13,7 @@ from monarch.compiler.loading import load
 LANGUAGES = ("cpp", "triton", "ptx")
 GROUPS = ("value", "op", "module", "line")
 """What the table of measured times can be by."""
-BY = ("line", "module", "op", "mesh-dim", "phase")
+BY = ("line", "module", "op", "mesh-dim", "phase", "stage")
 """What the table of a plan's costs can be by."""
 SORTS = ("time", "bytes", "memory")
 """What the rows of that table can be sorted by."""

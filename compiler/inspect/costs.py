@@ -1,4 +1,4 @@
-"""What a step costs a worker, by the user's lines, by module, op, mesh dim or phase."""
+"""What a step costs a worker, by the user's lines, by module, op, mesh dim, phase, or stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ _REST = {
     "op": "",
     "mesh-dim": "(within workers)",
     "phase": "",
+    "stage": "(no stage)",
 }
 """What the group is called of values that belong to none."""
 
@@ -43,9 +44,9 @@ class Key(Protocol):
 
 
 def costs_by(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
-    """For each line (module, op, mesh dim, phase): its ops, flops, bytes moved in a worker's memory, estimated seconds
-    of computing and of communicating, collectives and bytes that a worker sends, by kind, and the bytes alive at the
-    peak that it has made; by what it costs in time, bytes sent or memory, the dearest first.
+    """For each line (module, op, mesh dim, phase, stage): its ops, flops, bytes moved in a worker's memory, estimated
+    seconds of computing and of communicating, collectives and bytes that a worker sends, by kind, and the bytes alive
+    at the peak that it has made; by what it costs in time, bytes sent or memory, the dearest first.
 
     Modules that differ in numbers alone are one row: `blocks.*.mlp` stands for `modules` of them. What an installed
     library computes belongs to the user's line that called it, and `within` has the library's lines. The collectives of
@@ -131,6 +132,8 @@ def _grouping(plan: Plan, by: str) -> Key:
         return lambda value, part=None: own(part or value)
     if by == "mesh-dim":
         return lambda value, part=None: ",".join((part or value).mesh_dims)
+    if by == "stage":
+        return lambda value, part=None: f"stage {value.stage}" if value.stage >= 0 else ""
     return lambda value, part=None: value.phase
 
 

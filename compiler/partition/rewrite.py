@@ -140,6 +140,7 @@ class _Rewrite:
             taker.backward,
             block=maker.block if taker.block is None else taker.block,
             microbatch=maker.microbatch if taker.microbatch is None else taker.microbatch,
+            stage=maker.stage if taker.stage is None else taker.stage,
         )
         why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
         if user is value:

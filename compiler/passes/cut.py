@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch import fx
 
@@ -163,7 +164,8 @@ class _Cut:
         plain = TensorType(type_.dtype, type_.shape)
         source = self.graph.fragments[value.meta["mesh"]]
         sent = self.made[value.meta["mesh"]][value]
-        source.call(ops.send, sent, self.count, type=plain, provenance=line, name=f"{node.name}_sent")
+        there = replace(line, stage=provenance(value).stage)
+        source.call(ops.send, sent, self.count, type=plain, provenance=there, name=f"{node.name}_sent")
         made = fragment.call(
             ops.recv, self.count, list(type_.shape), type_.dtype, type=plain, provenance=line, name=node.name
         )

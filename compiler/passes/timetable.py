@@ -8,6 +8,7 @@ are numbered in it, so that no stage waits for another in a circle, whatever the
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from dataclasses import replace
 
 from torch import fx
@@ -36,13 +37,13 @@ def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
     ready = [(places[node], number[node]) for node in calls if not waiting[node]]
     heapq.heapify(ready)
     last = graph.placeholders[-1] if graph.placeholders else graph.fx._root
-    known: dict[tuple[Provenance, int], Provenance] = {}
+    notes = _Notes(graph)
     while ready:
         node = calls[heapq.heappop(ready)[1]]
         if last.next is not node:
             last.append(node)
         last = node
-        _note_microbatch(node, known)
+        notes.note(node)
         for user in node.users:
             if user not in waiting:
                 continue
@@ -51,17 +52,40 @@ def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
                 heapq.heappush(ready, (places[user], number[user]))
 
 
-def _note_microbatch(node: fx.Node, known: dict[tuple[Provenance, int], Provenance]) -> None:
-    """Let an op's provenance name its task's microbatch; without a task, the last of those that it follows from."""
-    task: Task | None = node.meta.pop("task", None)
-    of = provenance(node)
-    found = [each for value in node.all_input_nodes if (each := provenance(value).microbatch) is not None]
-    microbatch = task.microbatch if task is not None else max(found, default=None)
-    if microbatch is not None:
-        key = of, microbatch
-        if key not in known:
-            known[key] = replace(of, microbatch=microbatch)
-        node.meta["provenance"] = known[key]
+class _Notes:
+    """Lets the provenance of ops name their microbatch and stage: those of their task; without one the last microbatch
+    that they follow from. What runs on the mesh of another stage than its task's, as the way of a batch's rows to their
+    stage does, belongs to the stage there."""
+
+    def __init__(self, graph: Graph) -> None:
+        tasks = Counter((node.meta["task"].stage, _mesh(node)) for node in graph.calls if "task" in node.meta)
+        homes = {stage: mesh for (stage, mesh), _ in reversed(tasks.most_common())}
+        self._stages: dict[str, list[int]] = {}
+        for stage, mesh in sorted(homes.items()):
+            self._stages.setdefault(mesh, []).append(stage)
+        self._known: dict[tuple[Provenance, int | None, int | None], Provenance] = {}
+
+    def note(self, node: fx.Node) -> None:
+        task: Task | None = node.meta.pop("task", None)
+        read = list(map(provenance, node.all_input_nodes))
+        if task is not None:
+            microbatch: int | None = task.microbatch
+            stage = task.stage
+        else:
+            microbatch = max([each.microbatch for each in read if each.microbatch is not None], default=None)
+            stage = max([each.stage for each in read if each.stage is not None], default=0)
+        here = self._stages.get(_mesh(node), [])
+        of = min(here, key=lambda each: abs(each - stage)) if here and (task or read or len(here) == 1) else None
+        if microbatch is None and of is None:
+            return
+        key = provenance(node), microbatch, of
+        if key not in self._known:
+            self._known[key] = replace(key[0], microbatch=microbatch, stage=of)
+        node.meta["provenance"] = self._known[key]
+
+
+def _mesh(node: fx.Node) -> str:
+    return node.meta.get("mesh", "")
 
 
 def _places(graph: Graph, timetable: Timetable) -> dict[fx.Node, int]:

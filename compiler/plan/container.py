@@ -35,7 +35,7 @@ PROGRAM, GRAPH, TRACED, REPORT, CONSTANTS, BINARIES, CODE = MEMBERS = (
 """What a plan's file holds (see `file`)."""
 
 MAGIC = b"\x93MPLAN\r\n"
-VERSION = 8
+VERSION = 9
 _HEADER = struct.Struct("<8sIQ32s")
 
 AGAIN = "compile the program again, or copy the file again from where it was made."

@@ -9,7 +9,7 @@ from monarch.compiler.plan.checks import short
 from monarch.compiler.plan.report import PHASES, Alternative, Collectives, Decision, Report, Value
 
 _KEYS = ("strings", "types", "alternatives", "decisions", "values", "lines")
-_VALUE_FIELDS, _DECISION_FIELDS, _COLLECTIVES_FIELDS = 21, 7, 6
+_VALUE_FIELDS, _DECISION_FIELDS, _COLLECTIVES_FIELDS = 22, 7, 6
 
 
 class TypeChecks(Protocol):
@@ -88,7 +88,7 @@ class _ReportDecoder:
         decoder = self.decoder
         (
             name, op, call, reads, types, instruction, source, module, phase, traced, why, decisions, mesh_dims, sent,
-            flops, moved, allocates, frees, seconds, kernel, within,
+            flops, moved, allocates, frees, seconds, kernel, within, stage,
         ) = decoder.items(row, "a value of the report", _VALUE_FIELDS)  # fmt: skip
         if type(instruction) is not int or not -1 <= instruction < self.instructions:
             decoder.fail(f"a value of the report is made by instruction {short(instruction)}")
@@ -131,6 +131,7 @@ class _ReportDecoder:
             seconds=self.number(seconds, "the seconds of a value", 0.0),
             kernel=kernel,
             within=tuple([self.collectives(each) for each in decoder.items(within, "the collectives within a value")]),
+            stage=decoder.integer(stage, "the stage of a value", -1),
         )
 
     def collectives(self, row: Any) -> Collectives:

@@ -77,6 +77,7 @@ def encode_report(report: Report) -> dict[str, Any]:
                 ]
                 for each in value.within
             ],
+            value.stage,
         ]
         for value in report.values
     ]

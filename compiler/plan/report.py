@@ -88,6 +88,7 @@ class Value:
                    that of the module that holds it, and for an optimizer's ops that of the state that they make; "" for
                    none
     `phase`        one of PHASES
+    `stage`        of a pipeline, by number; -1 for none
     `traced`       the value of the traced graph that it stems from; "" where the compiler made it
     `why`          for a collective, and what else the compiler added: why it is there
     `decisions`    one for each mesh dim, in nesting order; () for what the compiler added
@@ -130,6 +131,7 @@ class Value:
     seconds: float = 0.0
     kernel: int = -1
     within: tuple[Collectives, ...] = ()
+    stage: int = -1
 
     @property
     def collectives(self) -> tuple[Collectives, ...]:

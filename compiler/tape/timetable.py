@@ -107,13 +107,18 @@ class Timetable:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What a report says of it; `held` is by group."""
+        """What a report says of it; `held` and `order` are by group, and `timetable` is the drawing's lines."""
         return {
             "name": self.name,
             "stages": self.stages,
             "microbatches": self.microbatches,
             "bubble": self.bubble,
             "held": [self.held(group) for group in range(self.groups)],
+            "order": [
+                [[entry.action, entry.stage, entry.microbatch] for entry in self.of_group(group)]
+                for group in range(self.groups)
+            ],
+            "timetable": str(self).splitlines(),
         } | ({"barriers": [list(barrier) for barrier in self.barriers]} if self.barriers else {})
 
     @cached_property

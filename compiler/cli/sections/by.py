@@ -1,4 +1,4 @@
-"""`--by line`: what a step costs a worker, by the user's lines, by module, op, mesh dim or phase; the dearest first."""
+"""`--by line`: what a step costs a worker, by line, module, op, mesh dim, phase or stage; the dearest first."""
 
 from __future__ import annotations
 

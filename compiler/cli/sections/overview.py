@@ -14,6 +14,7 @@ from monarch.compiler.inspect.costs import costs_by
 from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names, schedule_text
+from monarch.compiler.inspect.stages import estimated_bubble, stage_times
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
 from monarch.compiler.inspect.verdicts import verdicts
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
@@ -21,12 +22,13 @@ from monarch.compiler.plan.report import PHASES, peak
 from monarch.compiler.plan.transfers import moved_bytes
 
 _SHOWN = 12
+_WIDE = 118
 _MARKS = {"good": "✓", "note": "!", "bad": "✗"}
 
 
 def data(plan: Plan) -> dict[str, Any]:
     """Name, hash, mesh, inputs, outputs and constants, and what the compiler reckoned."""
-    tensors = zip(input_names(plan), plan.inputs, plan.donated, strict=True)
+    tensors, stages = zip(input_names(plan), plan.inputs, plan.donated, strict=True), stage_times(plan)
     return {
         "name": plan.name,
         "hash": plan.hash,
@@ -43,6 +45,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "instructions": len(plan.instructions) + sum(len(part.plan.instructions) for part in plan.parts),
         "costs": plan.costs,
         **({"parts": _parts(plan), "transfers": _transfers(plan)} if plan.parts else {}),
+        **({"stages": [asdict(each) for each in stages], "bubble": estimated_bubble(plan)} if stages else {}),
         **({"cuda_graphs": graphs_of(plan)} if plan.cuda_graphs else {}),
         **({"phases": _phases(plan), "verdicts": _verdicts(plan)} if plan.report is not None else {}),
     }
@@ -154,6 +157,9 @@ def _several(out: Console, found: dict[str, Any]) -> None:
     """The meshes of a program of several, and what they send one another."""
     if schedule := schedule_text(found["costs"].get("schedule")):
         heading(out, "schedule", schedule)
+        _timetable(out, found["costs"]["schedule"])
+    if stages := found.get("stages"):
+        _stages(out, stages, found["bubble"])
     heading(out, "meshes")
     rows = [
         (
@@ -175,6 +181,32 @@ def _several(out: Console, found: dict[str, Any]) -> None:
         table(out, ["~", "~", "~sent as", "~received as", ">bytes"], moved[:_SHOWN])
         if len(moved) > _SHOWN:
             line(out, plain(f"  and {len(moved) - _SHOWN:,} more", "dim"))
+
+
+def _timetable(out: Console, facts: dict[str, Any]) -> None:
+    """What each group of workers does, and when; the beginning of it, where it is wide."""
+    lines = facts.get("timetable")
+    for text in lines if isinstance(lines, list) else ():
+        cut = str(text) if len(str(text)) <= _WIDE else f"{str(text)[: _WIDE - 2]} …"
+        line(out, plain(f"  {cut}"))
+
+
+def _stages(out: Console, stages: list[dict[str, Any]], bubble: float | None) -> None:
+    most = max(each["forward"] + each["backward"] for each in stages)
+    said = "" if bubble is None else f"; with these times the bubble is {bubble:.1%}"
+    heading(out, "stages", f"what each takes of a worker in a step, estimated{said}")
+    rows = [
+        (
+            plain(f"stage {each['stage']}", "bold"),
+            each["part"],
+            duration(each["forward"]),
+            duration(each["backward"]),
+            f"{(each['forward'] + each['backward']) / most:.0%}" if most else "",
+        )
+        for each in stages
+    ]
+    table(out, ["", "~on", ">forward", ">backward", ">of the slowest"], rows)
+    line(out, plain("  more: --by stage", "dim"))
 
 
 def _ranks(ranks: list[int]) -> str:

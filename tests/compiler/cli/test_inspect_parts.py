@@ -134,3 +134,34 @@ def test_an_inspection_says_what_each_mesh_runs(step: Plan) -> None:
     assert "it comes from another mesh" in str(inspection.explain("transfer"))
     with pytest.raises(MonarchError, match="a trace and another plan stand beside what one mesh runs"):
         page(step, against=step)
+
+
+PIPELINE = """\
+import torch
+import monarch
+from monarch.stdlib.pipeline import pipeline
+
+layers = [torch.nn.Linear(8, 8), torch.nn.Linear(8, 512), torch.nn.Linear(512, 8)]
+pipe = pipeline(torch.nn.Sequential(*layers), monarch.Mesh.abstract(pipe=2), microbatches=4, split_at=["1"], layouts={})
+
+
+@monarch.program
+def step(x: "f32[1024, 8]"):
+    return pipe.step(x, target=x, loss_fn=torch.nn.functional.mse_loss)
+"""
+
+
+def test_a_pipelines_timetable_and_what_each_stage_costs(folder: Path, monarchc: Run) -> None:
+    (folder / "pipe.py").write_text(PIPELINE)
+    monarchc("compile", "pipe.py:step", "-o", "pipe.mplan")
+    out = monarchc("inspect", "pipe.mplan").out
+    assert "group 0: F0 F1 .  .  B0 -- F2 B1 -- F3 B2 -- .  B3 --\n" in out
+    found = json.loads(monarchc("inspect", "pipe.mplan", "--json").out)
+    assert [(each["stage"], each["part"]) for each in found["stages"]] == [(0, "pipe0"), (1, "pipe1")]
+    assert found["bubble"] > found["costs"]["schedule"]["bubble"] == pytest.approx(0.2)
+    assert f"with these times the bubble is {found['bubble']:.1%}\n" in out
+    assert re.search(r"^  stage 0 +pipe0 .* \d?\d%\n  stage 1 +pipe1 .* 100%$", out, re.MULTILINE)
+    by_stage = monarchc("inspect", "pipe.mplan", "--by", "stage").out
+    assert re.search(
+        r"^pipe0\nby stage(.|\n)*^  stage 0 (.|\n)*^pipe1\nby stage(.|\n)*^  stage 1 ", by_stage, re.MULTILINE
+    )

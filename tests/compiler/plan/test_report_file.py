@@ -101,6 +101,7 @@ EDITS: dict[str, tuple[Callable[[], Any], str]] = {
     "instructions out of order": (edit("values", 3, "instruction", 3), "not in the order of the instructions"),
     "a source that is not there": (edit("values", 3, "source", 9), "has the source line 9"),
     "a phase that is none": (edit("values", 3, "phase", 3), "a phase of the report is number 3, of 3"),
+    "a stage that is none": (edit("values", 3, -1, -2), "the stage of a value is -2"),
     "true for a number": (edit("values", 3, "phase", True), "a phase of the report is number True, of 3"),
     "a mesh dim that the mesh has not": (
         edit("values", 3, "mesh_dims", [0]),
@@ -117,7 +118,7 @@ EDITS: dict[str, tuple[Callable[[], Any], str]] = {
     "a type that cannot lie on the mesh": (edit("types", 0, 1, [8]), "the layout of a value of the report has 2 dims"),
     "a short row": (
         lambda: {**report(), "values": [[0], *report()["values"][1:]]},
-        "a value of the report is a list of 1, not a list of 21",
+        "a value of the report is a list of 1, not a list of 22",
     ),
     "a report that is a list": (list, "the report is a list of 0, not an object with the keys strings, types"),
     "a key too many": (

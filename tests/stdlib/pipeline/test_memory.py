@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,12 @@ import torch.nn.functional as F
 from torch import nn
 
 import monarch
+from monarch.compiler.inspect.costs import costs_by
 from monarch.compiler.inspect.labels import schedule_text
+from monarch.compiler.inspect.stages import estimated_bubble, order_of, stage_times
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.check_parts import wrong_parts
+from monarch.compiler.plan.file import load_plan, save_plan
 from monarch.compiler.plan.report import peak
 from monarch.language import Mesh
 from monarch.stdlib.pipeline import pipeline
@@ -69,6 +73,43 @@ def test_the_report_says_where_microbatches_wait_for_one_another_and_what_it_cos
     # Half of the first stage, for all four; then the other half and the second stage, for all four.
     assert facts["bubble"] == pytest.approx(1 - 2 * 4 / (2 * (0.5 * 4 + 1.5 + 3)))
     assert schedule_text(facts).endswith("; all 4 wait for one another in batch_norm (stage 0)")
+
+
+def test_a_report_has_each_stages_time_and_the_bubble_with_these(tmp_path: Path) -> None:
+    stages = [nn.Linear(WIDTH, WIDTH) for _ in range(2)] + [nn.Linear(WIDTH, 16 * WIDTH), nn.Linear(16 * WIDTH, WIDTH)]
+    mesh = Mesh.abstract(pipe=2)
+    pipe = pipeline(stages, mesh, microbatches=4, schedule="interleaved", layouts={})
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=0.1)
+
+    @monarch.program
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = pipe.step(x, target=y, loss_fn=F.mse_loss)
+        optimizer.step()
+        return loss
+
+    x = torch.zeros(4 * ROWS, WIDTH)
+    plan = step.inspect(x, x).plan
+    times = stage_times(plan)
+    assert [(each.stage, each.part) for each in times] == [(0, "pipe0"), (1, "pipe1"), (2, "pipe0"), (3, "pipe1")]
+    assert times[2].forward > 2 * times[0].forward and times[3].backward > 2 * times[1].backward
+    bubble = estimated_bubble(plan)
+    assert bubble is not None and bubble > pipe.timetable.bubble
+    for part in plan.parts:
+        rows = {row["name"]: row for row in costs_by(part.plan, "stage")}
+        own = {f"stage {each.stage}" for each in times if each.part == part.name}
+        assert own <= set(rows) <= own | {"(no stage)"}
+        assert sum(row["ops"] for row in rows.values()) == sum(row["ops"] for row in costs_by(part.plan, "op"))
+    save_plan(plan, tmp_path / "step.mplan")
+    read = load_plan(tmp_path / "step.mplan")
+    assert stage_times(read) == times and estimated_bubble(read) == bubble
+
+
+@pytest.mark.parametrize(
+    "facts", [{"order": 1}, {"order": [1]}, {"order": [[["F", 0]]]}, {"order": [[["X", 0, 0]]]}, 1]
+)
+def test_costs_that_say_nothing_of_an_order(facts: Any) -> None:
+    assert order_of(facts) == []
 
 
 @pytest.mark.parametrize("facts", [None, {}, {"bubble": "0"}, [1]])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from monarch.compiler.inspect.stages import Action, StageTime, bubble_of, order_of
 from monarch.compiler.tape import Timetable
 from monarch.stdlib.pipeline import order
 
@@ -45,6 +49,22 @@ def test_bubbles_are_the_formulas(p: int, m: int, v: int) -> None:
     if m >= p:
         assert order("zero-bubble", p, m).bubble == pytest.approx((p - 1) / (3 * m + p - 1))
     assert order("zero-bubble", p, m).bubble <= order("1f1b", p, m).bubble
+
+
+@given(timetables())
+def test_played_with_equal_stages_an_order_has_its_schedules_bubble(table: Timetable) -> None:
+    actions = order_of(json.loads(json.dumps(table.facts)))
+    equal = [StageTime(stage, "", 1.0, 2.0) for stage in range(table.stages)]
+    assert bubble_of(actions, equal) == pytest.approx(table.bubble)
+    uneven = [replace(each, forward=3.0, backward=6.0) if each.stage == 0 else each for each in equal]
+    found = bubble_of(actions, uneven)
+    assert found is not None and found >= (0.3 if table.groups == table.stages > 1 else 0.0)
+    assert bubble_of(actions, equal[1:]) is None
+
+
+def test_an_order_that_waits_for_ever_has_no_bubble() -> None:
+    actions: list[list[Action]] = [[("B", 0, 0), ("F", 0, 0)], [("F", 1, 0), ("B", 1, 0)]]
+    assert bubble_of(actions, [StageTime(0, "", 1.0, 1.0), StageTime(1, "", 1.0, 1.0)]) is None
 
 
 @given(GROUPS, MICROBATCHES)
