@@ -7,7 +7,6 @@ calls then differs in sizes (`x.view(len(x), -1)`), which is right; or in number
 
 from __future__ import annotations
 
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -172,7 +171,6 @@ def _run(
     expected: Counts | None,
 ) -> Counts | None:
     counts = Counts() if expected is None else Counts(expected.calls)
-    numbers = random.getstate()
     first = next(
         (leaf.shape[0] for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0
     )
@@ -186,8 +184,6 @@ def _run(
         return counts
     except Exception:  # any code of the user's, which need not run without data
         return None
-    finally:
-        random.setstate(numbers)
     if expected is not None and len(counts.results) < len(counts.calls):
         counts.ends = len(counts.results), counts.calls[len(counts.results)].name, None
     return counts
