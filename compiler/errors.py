@@ -107,6 +107,10 @@ class ProgramError(MonarchError):
     """A Python construct that a `@monarch.program` cannot contain, or a baked-in value that changed."""
 
 
+class ArgumentWritten(ProgramError):
+    """A program changes a tensor in place that is among its arguments, and was traced as one that does not."""
+
+
 class GraphError(MonarchError):
     """A graph, or a graph's text, that is not well formed."""
 

@@ -21,7 +21,7 @@ import torch
 from torch import fx
 
 from monarch.compiler import ops
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import ArgumentWritten, ProgramError
 from monarch.compiler.graph import Graph, Provenance, Types, provenance, tensor_type
 from monarch.compiler.mesh import Shape
 from monarch.compiler.ops.record import enter, of_packet
@@ -428,6 +428,13 @@ def functionalize(
         walk.op(op)
     walk.source, walk.backward, walk.module, walk.task = None, False, "", None
     walk.graph.parts = dict(parts)
+    for entry in tape.inputs:
+        if entry.kind == "input" and walk.value(entry.value) is not walk._initial[entry.value]:
+            raise ArgumentWritten(
+                f"argument {entry.name or entry.label} of '{name}', a plain tensor, is changed in place",
+                hint="its caller would not see the change: place it on the mesh, x = monarch.distribute(x, mesh), and\n"
+                "pass that.",
+            )
 
     finals = {label: walk.value(value) for label, value in updates.items()}
     for entry in tape.inputs:

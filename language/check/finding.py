@@ -13,7 +13,7 @@ RULES: dict[str, str] = {
     "M102": "a tensor's value is read into Python",
     "M103": "a tensor's value is printed",
     "M104": "a shape that depends on values",
-    "M105": "an argument is changed in place",
+    "M105": "an argument's shape is changed in place",
     "M106": "a plain tensor is changed in place",
     "M107": "a plain tensor is placed inside a program",
     "M108": "the layout of a value that has none yet",

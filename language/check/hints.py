@@ -39,12 +39,11 @@ def shape(line: str) -> str:
     )
 
 
-def argument(line: str) -> str:
+def reshaped(line: str) -> str:
     return beside(
         line,
-        "the caller would not see the change",
-        ("x = x + 1", "a new value"),
-        ("return x", "give it back to the caller"),
+        "a distributed tensor keeps its shape",
+        ("x = x.unsqueeze(0)", "a new tensor"),
     )
 
 

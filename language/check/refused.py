@@ -37,10 +37,17 @@ def written(interpreter: Follower, node: ast.expr | ast.stmt, value: Value, fram
     if not frame.inside:
         return
     line = interpreter.report.line_of(node)
-    if value.kind is Kind.TENSOR and value.origin == "argument":
-        interpreter.report.add("M105", node, "an argument of the program is changed in place", hints.argument(line))
+    if value.kind is Kind.TENSOR and value.origin == "argument" and _method(node) in _RESHAPING:
+        interpreter.report.add("M105", node, "an argument's shape is changed in place", hints.reshaped(line))
     elif value.kind is Kind.HOST:
         interpreter.report.add("M106", node, "a plain tensor is changed in place in a program", hints.plain(line))
+
+
+_RESHAPING = frozenset("unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_".split())
+
+
+def _method(node: ast.expr | ast.stmt) -> str:
+    return node.func.attr if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) else ""
 
 
 def changing(interpreter: Follower, node: ast.expr, dotted: str, frame: Frame) -> None:

@@ -16,6 +16,7 @@ from monarch.compiler.symbols import Scope, has_names
 from monarch.compiler.types import TensorType
 from monarch.language.programs.arrays import ARRAYS, as_annotated
 from monarch.language.programs.named import bound, family_of, values_of
+from monarch.language.programs.nodes import Path
 from monarch.language.programs.signature import mesh_annotations, parameters, tensor_annotations, type_of
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -51,6 +52,12 @@ class Annotations:
         return args, kwargs
 
 
+def with_written(args: Any, kwargs: Any) -> list[Any]:
+    """The arguments, flat, of a program that changes some of them in place, and a list of those on the mesh."""
+    leaves = pytree.tree_leaves((args, kwargs))
+    return [*leaves, [leaf for leaf in leaves if isinstance(leaf, DistributedTensor)]]
+
+
 @dataclass
 class Call:
     """What one call gives a program's function."""
@@ -69,11 +76,30 @@ class Call:
     """A key that is equal for calls that differ in the values of named sizes alone, where one plan may serve those."""
     examples: bool = False
     """Whether the arguments stand for others: one that stands for two is two inputs."""
+    written: bool = False
+    """Whether the program changes tensors among its arguments in place: those on the mesh are read and changed as what
+    it closes over is, and stand once more, as a list, behind the leaves."""
 
     @cached_property
     def spec(self) -> Any:
         """The pytree structure of `(args, kwargs)`."""
         return pytree.tree_flatten((self.args, self.kwargs))[1] if self._spec is None else self._spec
+
+    def write(self) -> bool:
+        """Have it read the tensors among its arguments that are on the mesh as what it closes over. False where it does
+        already, or there are none."""
+        if self.written or not any(isinstance(leaf, DistributedTensor) for leaf in self.leaves):
+            return False
+        self.leaves, self.written, self.family = with_written(self.args, self.kwargs), True, None
+        return True
+
+    @property
+    def moving(self) -> set[Path]:
+        """The places of these tensors, which are others at each call."""
+        if not self.written:
+            return set()
+        at = len(self.leaves) - 1
+        return {("argument", at, number) for number in range(len(self.leaves[at]))}
 
     @property
     def given(self) -> list[Any]:
@@ -116,7 +142,7 @@ class Call:
 
     def belongs(self) -> None:
         """Find the family of calls that it belongs to, if its annotations name sizes."""
-        if self.values:
+        if self.values and not self.written:
             self.family = family_of(self.leaves, self._spec, self.named, self.annotations.types, self.values)
 
     def types(self, mesh: Mesh, scope: Scope | None) -> dict[int, TensorType]:
@@ -169,3 +195,39 @@ class Call:
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
+
+
+def differentiated(symbols: list[Any], leaves: list[Any], given: list[Any]) -> tuple[list[tuple[int, bool]], list[int]]:
+    """The plain arguments whose `requires_grad` the program has changed, with the new one; and the distributed ones
+    where it has, or whose gradients it reads or makes. Of `leaves`, those that are not `given` are copies that the
+    caller does not see."""
+    requiring: list[tuple[int, bool]] = []
+    found: list[int] = []
+    for number, (symbol, leaf) in enumerate(zip(symbols, leaves, strict=True)):
+        if not isinstance(symbol, DistributedTensor) or symbol is leaf:
+            continue
+        changed = symbol.is_leaf and symbol.requires_grad != leaf.requires_grad
+        grad = symbol.grad if symbol.is_leaf else None
+        had = leaf.grad if leaf.is_leaf and isinstance(leaf, DistributedTensor) else None
+        if grad is None and had is None and not changed:
+            continue
+        if grad is None and not isinstance(leaf, DistributedTensor):
+            requiring.append((number, symbol.requires_grad))
+            continue
+        what = ""
+        if not isinstance(leaf, DistributedTensor):
+            what = "a plain tensor: place it on the mesh, x = monarch.distribute(x, mesh)"
+        elif given[number] is not leaf:
+            what = "a view of another tensor: pass a copy, x.clone()"
+        elif not leaf.is_leaf:
+            what = "no leaf, and its history ends at the program: pass x.detach().requires_grad_()"
+        elif sum(each is leaf for each in leaves) > 1:
+            what = "passed twice: pass it once"
+        if what:
+            raise ProgramError(
+                f"argument {number} of the program is given a gradient, and is {what.partition(':')[0]}",
+                hint=f"{what.partition(': ')[2]}; or return torch.autograd.grad(loss, x).",
+                source=user_source(),
+            )
+        found.append(number)
+    return requiring, found

@@ -10,6 +10,7 @@ from functools import cached_property, partial
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.executor import Handle, TakeBack
@@ -45,6 +46,11 @@ class Outcome:
     given: tuple[Any, Any] = ((), {})
     """The call's arguments as the caller has them, positional ones and others."""
     made: dict[Any, Any] = field(default_factory=dict)
+
+    @cached_property
+    def own(self) -> list[Any]:
+        """The arguments, flat, each the caller's very object."""
+        return pytree.tree_leaves(self.given)
 
     @cached_property
     def passed(self) -> list[Any]:
@@ -302,12 +308,16 @@ class Effects:
     def keeps(self, value: Any) -> bool:
         """Whether Python holds a tensor or container behind the call, or what a tensor is a view of: its result is
         that very object, or another view, and no copy."""
-        if id(value) in self._symbols or isinstance(value, torch.SymFloat):
-            return False
+        number = self._symbols.get(id(value))
+        if number is not None or isinstance(value, torch.SymFloat):
+            return number is not None and isinstance(self._arguments[number], DistributedTensor)
         if isinstance(value, DistributedTensor) and id(value) not in self._memo:
             ref = value._ref
             while ref.parent is not None and id(ref) not in self._refs:
                 ref = ref.parent
+            number = self._inputs.get(id(ref))
+            if number is not None:
+                return isinstance(self._arguments[number], DistributedTensor)
             return id(ref) in self._refs or id(ref.cell) in self.cells
         if isinstance(value, DistributedTensor) or _is_container(value):
             return id(value) in self._memo or id(value) in self._guards.spot_of
@@ -350,7 +360,7 @@ class Effects:
             return lambda outcome: evaluate(expr, outcome.scalars)
         number = self._symbols.get(id(value))
         if number is not None:
-            return lambda outcome: outcome.arguments[number]
+            return lambda outcome: outcome.own[number]
         if isinstance(value, Ref):
             return self._once(self._ref(value))
         spot = self._guards.spot_of.get(id(value))
@@ -360,7 +370,7 @@ class Effects:
         if isinstance(value, DistributedTensor):
             taken = self._inputs.get(id(value._ref))
             if taken is not None:
-                return lambda outcome: outcome.arguments[taken].detach()
+                return lambda outcome: outcome.own[taken].detach()
             return self._once(self._tensor(value, cut=not returned and value.grad_fn is not None))
         if isinstance(value, torch.Tensor):
             kept = value.detach().clone()
@@ -415,10 +425,13 @@ class Effects:
 
             return viewed
         cell = ref.cell
+        number = self._inputs.get(id(ref))
+        if number is not None and isinstance(self._arguments[number], DistributedTensor):
+            return lambda outcome: outcome.own[number]._ref
         if id(cell) in self._recording.input_cells:
             raise ProgramError(
-                "the program leaves a view of an argument in Python",
-                hint="leave the argument itself, or a copy of the view: x[0].clone().",
+                "the program leaves a view of an argument in Python that is a plain tensor",
+                hint="leave a copy of the view: x[0].clone().",
                 source=user_source(),
             )
         if cell.recording is not self._recording:
@@ -469,6 +482,9 @@ class Effects:
             number = self._inputs.get(id(value._ref))
             if number is not None:
                 return self._arguments[number].detach()
+            ref = self._of_own(value._ref)
+            if ref is not None:
+                return DistributedTensor(ref.fake, ref)
             if value.grad_fn is not None:
                 value._ref.cell.cut = value._ref.cell.cut or not returned  # `h`, where `h.detach()` is what is left
                 return DistributedTensor(value._ref.fake, value._ref)
@@ -489,6 +505,15 @@ class Effects:
             empty.holder, empty.before = value, ([], [])
             self.settle(empty, kind.read(value))
         return value
+
+    def _of_own(self, ref: Ref) -> Ref | None:
+        """For a view of a distributed argument the same view of the caller's own."""
+        number = self._inputs.get(id(ref))
+        if number is not None:
+            own = self._arguments[number]
+            return own._ref if isinstance(own, DistributedTensor) else None
+        above = None if ref.parent is None else self._of_own(ref.parent)
+        return None if above is None else Ref(above.cell, ref.fake, above, ref.view, place=ref.place)
 
     # -- templates -----------------------------------------------------------------------------------------------
 

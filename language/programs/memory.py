@@ -35,6 +35,8 @@ class Entry:
         self.variants: list[Variant] = []
         self.compiled: list[Compiled] = []
         self.moving: set[Path] = set()
+        self.written = False
+        """Whether the program changes tensors among its arguments in place."""
         self.again: dict[Path | None, int] = {}
         """How often the program was traced again for what is at a place."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, ove
 
 import torch
 
-from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.errors import ArgumentWritten, ProgramError, Source
 from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
 from monarch.compiler.plan import CompileOptions, Plan
@@ -22,7 +22,7 @@ from monarch.compiler.symbols import Scope
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compiles_templates, full_collections_later, partition_graph
 from monarch.language.errors import TracedAgainWarning
-from monarch.language.programs.call import Annotations, Call
+from monarch.language.programs.call import Annotations, Call, with_written
 from monarch.language.programs.environment import Environment, find_environment
 from monarch.language.programs.handlers import handlers_later
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
@@ -131,6 +131,8 @@ class Program(Generic[P, R]):
         if key != memory.last[0]:
             call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
             entry = self._entry(key, call)
+        if entry.written:
+            leaves, call = with_written(args, kwargs), None
         for variant in entry.variants:
             found = variant.holds(leaves)
             if found is not None:
@@ -139,6 +141,7 @@ class Program(Generic[P, R]):
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found, args, kwargs)
         call = call or Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        call.written = entry.written
         if self._keeps_names:
             call.belongs()
         if call.family is not None and (known := memory.families.find(call)) is not None:
@@ -214,7 +217,7 @@ class Program(Generic[P, R]):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
                     memory.varying.add(hyperparameter)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
-        attempt = Attempt()
+        attempt, as_given = Attempt(), entry.written
         try:
             with full_collections_later():
                 found, compiled = self._traced(entry, call, attempt)
@@ -223,10 +226,17 @@ class Program(Generic[P, R]):
                 entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
                 if self.options.redundancy:
                     keep_copies(compiled.plan, found.mesh, found.meshes)
-                result = first_run(compiled, found, leaves, attempt)
+                result = first_run(compiled, found, call.leaves, attempt)
+        except ArgumentWritten:
+            attempt.take_back()
+            if not call.write():
+                raise
+            entry.written, entry.variants = True, []
         except BaseException:
             attempt.take_back()
             raise
+        if entry.written and entry.written is not as_given:
+            return self._trace_and_run(entry, call)
         memory.others.update(found.meshes.values())
         if found.cannot is None:
             variant = Variant(compiled, found)
@@ -377,10 +387,14 @@ class Program(Generic[P, R]):
             try:
                 found = self._trace(call, set(), symbols, attempt)
                 graph = found.graph
+                found.release()
+                return graph
+            except ArgumentWritten:
+                if symbols is not None or not call.write():
+                    raise
             finally:
                 attempt.take_back()
-        found.release()
-        return graph
+        return self._look(call, None)
 
     # -- tracing -------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from monarch.language.programs.held import PLAIN
 from monarch.language.programs.passed import repeated
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
-from monarch.language.tensors.tensor import DistributedTensor
+from monarch.language.tensors.tensor import Cell, DistributedTensor
 
 _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
 """Types of arguments that are known to hold no others."""
@@ -110,7 +110,16 @@ class _Same:
 
 def settled(leaf: DistributedTensor) -> DistributedTensor:
     ref = leaf._settled()
-    return leaf if ref is leaf._ref else DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
+    if ref is leaf._ref:
+        return leaf
+    made = DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
+    made._source = leaf._ref.cell
+    return made
+
+
+def source_of(leaf: DistributedTensor) -> Cell:
+    """The storage of an argument as its caller has it: of a view, whose leaf is a copy, that which it looks at."""
+    return leaf._source or leaf._ref.cell
 
 
 def modes() -> tuple[Any, ...]:

@@ -24,7 +24,7 @@ from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
-from monarch.language.programs.call import Call
+from monarch.language.programs.call import Call, differentiated
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
@@ -43,7 +43,6 @@ from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
-from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor
@@ -283,7 +282,9 @@ def _trace(
     attempt.mesh, attempt.undo = mesh, undo
     try:
         inputs_, arguments = _symbolic(recording, call, leaves, types, symbolic)
-        passed = Passed(call.args, call.kwargs, pytree.tree_unflatten(inputs_, call.spec), not call.examples)
+        passed = Passed(
+            call.args, call.kwargs, pytree.tree_unflatten(inputs_[: call.spec.num_leaves], call.spec), not call.examples
+        )
         of_caller.append(passed)
         args, kwargs = passed.args, passed.kwargs
         with ExitStack() as stack:
@@ -308,8 +309,8 @@ def _trace(
         attempt.asks_type = entered.asks_type
         del args, kwargs
         free = watch.read_at_each_call
-        requiring, differentiated = _differentiated(inputs_, leaves, call.given)
-        for position in differentiated:
+        requiring, with_gradients = differentiated(inputs_, leaves, call.given)
+        for position in with_gradients:
             snapshot.visit(leaves[position])
             roots.append((("argument", position), leaves[position]))
             leaves[position].requires_grad_(inputs_[position].requires_grad).grad = inputs_[position].grad
@@ -319,9 +320,9 @@ def _trace(
         _check_regions(changes)
         if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
             raise Specialise("it leaves a named size in Python")
-        guards = Guards(snapshot, entered, roots, free, moving, _rebound(own), set(recording.states))
+        guards = Guards(snapshot, entered, roots, free, moving | call.moving, _rebound(own), set(recording.states))
         guards.tell_arguments(leaves)
-        effects = Effects(guards, recording, inputs_, leaves, passed)
+        effects = Effects(guards, recording, inputs_, call.given, passed)
         for held, now in own:
             effects.add(held, now)
         for at, held, now in among_arguments:
@@ -438,44 +439,6 @@ def _unscoped(key: Any) -> Any:
     return poly_of(key) if is_named(key) else key
 
 
-def _differentiated(
-    symbols: list[Any], leaves: list[Any], given: list[Any]
-) -> tuple[list[tuple[int, bool]], list[int]]:
-    """The plain arguments whose `requires_grad` the program has changed, with the new one; and the distributed ones
-    where it has, or whose gradients it reads or makes. Of `leaves`, those that are not `given` are copies that the
-    caller does not see."""
-    requiring: list[tuple[int, bool]] = []
-    found: list[int] = []
-    for number, (symbol, leaf) in enumerate(zip(symbols, leaves, strict=True)):
-        if not isinstance(symbol, DistributedTensor):
-            continue
-        changed = symbol.is_leaf and symbol.requires_grad != leaf.requires_grad
-        grad = symbol.grad if symbol.is_leaf else None
-        had = leaf.grad if leaf.is_leaf and isinstance(leaf, DistributedTensor) else None
-        if grad is None and had is None and not changed:
-            continue
-        if grad is None and not isinstance(leaf, DistributedTensor):
-            requiring.append((number, symbol.requires_grad))
-            continue
-        what = ""
-        if not isinstance(leaf, DistributedTensor):
-            what = "a plain tensor: place it on the mesh, x = monarch.distribute(x, mesh)"
-        elif given[number] is not leaf:
-            what = "a view of another tensor: pass a copy, x.clone()"
-        elif not leaf.is_leaf:
-            what = "no leaf, and its history ends at the program: pass x.detach().requires_grad_()"
-        elif sum(each is leaf for each in leaves) > 1:
-            what = "passed twice: pass it once"
-        if what:
-            raise ProgramError(
-                f"argument {number} of the program is given a gradient, and is {what.partition(':')[0]}",
-                hint=f"{what.partition(': ')[2]}; or return torch.autograd.grad(loss, x).",
-                source=user_source(),
-            )
-        found.append(number)
-    return requiring, found
-
-
 def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
     """The entries, by object and key, that held a tensor and hold another."""
     found: set[tuple[int, Any]] = set()
@@ -533,6 +496,9 @@ def _symbolic(
     arguments: dict[str, int] = {}
     repeats = {} if call.examples else dict(repeats_of(leaves))
     for number, leaf in enumerate(leaves):
+        if call.written and isinstance(leaf, DistributedTensor):
+            made.append(leaf)
+            continue
         if number in repeats:  # one tensor is one input: code may ask, and differentiate by it
             made.append(made[repeats[number]])
             continue

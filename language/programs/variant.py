@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import DeviceMeshError, MonarchError, ProgramError
+from monarch.compiler.errors import ArgumentWritten, DeviceMeshError, MonarchError, ProgramError
 from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.symbols import is_named, value_at
@@ -29,9 +29,9 @@ from monarch.language.programs.effects import Again, Change, Gradients, Outcome,
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
+from monarch.language.programs.signature import source_of
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
-from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import same_content
 from monarch.language.tensors.shapes import make_fake
@@ -152,8 +152,6 @@ class Compiled:
         bind: Bind | None,
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
-        if self.state_updates:
-            self._refuse_changed(trace, leaves, cells)
         if self.later == 1:
             assert self.template is not None
             self.plan = self.template.at(self.values, again=True)
@@ -189,18 +187,13 @@ class Compiled:
             cells[number].handle = handles[at]
         return {number: handles[at] for number, at in self.left_updates}
 
-    def _refuse_changed(self, trace: Trace, leaves: list[Any], cells: list[Cell]) -> None:
-        """Raise ProgramError for an argument that the program changes in place as state: in its trace they are two."""
-        given = {id(leaf._ref.cell): number for number, leaf in enumerate(leaves) if type(leaf) is DistributedTensor}
-        if given.keys().isdisjoint([id(cells[number]) for number, _ in self.state_updates] if given else ()):
-            return
-        state = next(number for number, _ in self.state_updates if id(cells[number]) in given)
-        raise ProgramError(
-            f"argument {given[id(cells[state])]} of the program '{trace.name}' is a tensor that it changes in place "
-            f"('{self.state_labels[state]}')",
-            hint="pass a copy, x.clone(), which has the value before the call; or have the program read it there.",
-            source=user_source(),
-        )
+    def changes_argument(self, leaves: list[Any], cells: list[Cell]) -> bool:
+        """Whether the program changes an argument, or what that is a view of, as state: in its trace they are two."""
+        if not self.state_updates:
+            return False
+        changed = {id(cells[number]) for number, _ in self.state_updates}
+        given = [leaves[number] for kind, number in self.fetch if kind == _INPUT]
+        return any(id(source_of(leaf)) in changed for leaf in given if type(leaf) is DistributedTensor)
 
     def share(self, trace: Trace, cells: list[Cell], left: Mapping[int, Cell]) -> None:
         """Note the cells that were given one handle."""
@@ -286,6 +279,8 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
 
     for mesh, own in trace.by_mesh(cells[number] for number in compiled.small):
         mesh.separate(own, cells)
+    if compiled.changes_argument(leaves, cells):
+        raise ArgumentWritten(f"an argument of '{trace.name}' is a tensor that it changes in place")
     handles = compiled.run(trace, leaves, scalars, cells, bind)
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
@@ -401,7 +396,9 @@ class Variant:
         if any(map(_FAILURE, cells)):
             for cell in cells:
                 cell.raise_failure()
-        return (live, cells, scalars) if self._states_hold(cells) else None
+        if not self._states_hold(cells) or self.compiled.changes_argument(leaves, cells):
+            return None
+        return live, cells, scalars
 
     def _scalars(self, leaves: list[Any], live: Live) -> dict[str, float]:
         values = {label: float(leaves[number]) for label, number in self.trace.arguments.items()}

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.errors import MonarchError, ProgramError
+from monarch.compiler.errors import ArgumentWritten, MonarchError, ProgramError
 from monarch.compiler.ops.record import of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
@@ -332,10 +332,10 @@ def _results_of_write(
         if not isinstance(tensor, DistributedTensor):
             raise plain_write(tensor)
         if id(tensor._ref.cell) in recording.input_cells:
-            raise ProgramError(
-                "an argument of the program is changed in place",
-                hint="its caller would not see the change: return the new value, or close over the tensor "
-                "instead of passing it.",
+            raise ArgumentWritten(
+                "an argument of the program that is a plain tensor is changed in place",
+                hint="its caller would not see the change: return the new value, or place it on the mesh,\n"
+                "x = monarch.distribute(x, mesh), and pass that.",
                 source=user_source(),
             )
         if tensor._ref.fake.shape != tensor.shape:

@@ -185,13 +185,23 @@ def test_writing_to_a_plain_tensor_in_a_program(mesh: Mesh) -> None:
     assert total.tolist() == [0.0] * 4
 
 
-def test_an_argument_cannot_be_changed_in_place(mesh: Mesh) -> None:
+def test_an_argument_that_is_a_plain_tensor_cannot_be_changed_in_place(mesh: Mesh) -> None:
     @program
-    def step(x: torch.Tensor) -> torch.Tensor:
-        return x.add_(1)
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return y.add_(1) * x.t_() if y.ndim == 2 else x.add_(1) + y.add_(1)
 
-    with pytest.raises(ProgramError, match="an argument of the program is changed in place"):
-        step(distribute(torch.ones(4), mesh))
+    for plain in ((0, 1), (1,), (0,)):
+        given = [torch.ones(4) if at in plain else distribute(torch.ones(4), mesh) for at in range(2)]
+        with pytest.raises(ProgramError, match="an argument of the program that is a plain tensor is changed in place"):
+            step(*given)
+        assert all(each.tolist() == [1.0] * 4 for each in given)
+
+    @program
+    def normed(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.batch_norm(x, mean, var, training=True)
+
+    with pytest.raises(ProgramError, match="argument mean of 'normed', a plain tensor, is changed in place"):
+        normed(distribute(torch.ones(4, 2), mesh), torch.zeros(2), torch.ones(2))
 
 
 def test_annotations_are_checked(mesh: Mesh) -> None:

@@ -31,6 +31,7 @@ def _handled(read: Callable[[torch.Tensor], Any]) -> Callable[[torch.Tensor], to
     return step
 
 
+PLAIN = torch.zeros(3, 4)
 READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "item": lambda x: x.sum().item(),
     "float": lambda x: float(x.sum()),
@@ -49,7 +50,7 @@ READS: dict[str, Callable[[torch.Tensor], Any]] = {
     "sparse": lambda x: x.to_sparse(),
     "data": lambda x: setattr(x.clone(), "data", torch.zeros(7)),
     "generator": lambda x: torch.rand(3, generator=torch.Generator()),
-    "in place": lambda x: x.add_(1),
+    "in place": lambda x: PLAIN.add_(x),
 }
 
 

@@ -1,0 +1,146 @@
+"""Distributed tensors among a program's arguments are the caller's own: what the program writes to them is written, and
+what it returns or keeps of them is that very tensor, or a view of it."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from monarch.language import Mesh, distribute, program
+
+Decorate = Callable[[Callable[..., Any]], Any]
+Place = Callable[[torch.Tensor], torch.Tensor]
+
+
+def some(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def cache(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(cache: dict[str, torch.Tensor], q: torch.Tensor, at: int) -> torch.Tensor:
+        cache["k"][:, at] = q
+        cache["v"][:, at] = q * 2
+        weights = torch.softmax((cache["k"] * q[:, None]).sum(-1), -1)
+        return (weights[..., None] * cache["v"]).sum(1)
+
+    kept = {"k": place(torch.zeros(2, 4, 3)), "v": place(torch.zeros(2, 4, 3))}
+    return [step(kept, some(at, 2, 3), at) for at in range(4)], kept
+
+
+def optimizer(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(parameters: list[torch.Tensor], momenta: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        loss = ((x @ parameters[0]) @ parameters[1]).pow(2).mean()
+        with torch.no_grad():
+            for p, g, m in zip(parameters, torch.autograd.grad(loss, parameters), momenta, strict=True):
+                m.mul_(0.9).add_(g)
+                p.sub_(0.1 * m)
+        return loss
+
+    parameters = [place(some(1, 4, 6)).detach().requires_grad_(), place(some(2, 6, 2)).detach().requires_grad_()]
+    momenta = [torch.zeros_like(p) for p in parameters]
+    return [step(parameters, momenta, some(seed, 3, 4)) for seed in range(4)], parameters, momenta
+
+
+def shared(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(x: torch.Tensor, v: torch.Tensor) -> Any:
+        x.mul_(2)
+        v.add_(1)
+        return x + 1, v.clone()
+
+    one, other, row = place(some(0, 4, 2)), place(some(1, 4, 2)), place(some(2, 2))
+    found = [step(one, one[1]), step(one, one[1]), step(other, row), step(other, row), step(one, one[2])]
+    return found, one, other, row
+
+
+def statistics(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
+        return F.batch_norm(x, mean, var, training=True, momentum=0.3)
+
+    mean, var = place(torch.zeros(3)), place(torch.ones(3))
+    return [step(some(seed, 8, 3), mean, var) for seed in range(3)], mean, var
+
+
+def returned(as_program: Decorate, place: Place) -> Any:
+    kept = types.SimpleNamespace(view=None)
+
+    @as_program
+    def step(x: torch.Tensor) -> Any:
+        kept.view = x[2]
+        return x, x[1], x.t(), x.view(-1)[2:6], x.detach(), {"a": x[:, 0]}, x + 1
+
+    found: list[Any] = []
+    base = place(some(9, 2, 4, 3))
+    for seed in range(4):
+        x = place(some(seed, 4, 3)) if seed % 2 else base[0]
+        same, row, turned, flat, detached, more, after = step(x)
+        row.mul_(2), turned[0].add_(1), flat.zero_(), detached.sub_(1), more["a"].add_(5), kept.view.mul_(3)
+        found += [same is x, x.clone(), after]
+    return found, base
+
+
+def written_and_returned(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(x: torch.Tensor) -> Any:
+        row = x[0]
+        x.mul_(2)
+        return x, row, x[1]
+
+    found: list[Any] = []
+    for seed in range(3):
+        x = place(some(seed, 4, 3))
+        same, row, other = step(x)
+        row.add_(1), other.add_(10)
+        found += [same is x, x.clone()]
+    return found
+
+
+def state(as_program: Decorate, place: Place) -> Any:
+    total = place(torch.zeros(4, 2))
+
+    @as_program
+    def step(a: torch.Tensor) -> torch.Tensor:
+        total.add_(1)
+        return a * 2
+
+    plain = place(torch.ones(2))
+    return step(plain), step(total[1]), step(plain), step(total), step(total[1:3]), total
+
+
+def whole(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.detach().tolist()
+    if isinstance(value, dict):
+        return [*map(whole, value.values())]
+    return [*map(whole, value)] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+@pytest.mark.parametrize("of", [cache, optimizer, shared, statistics, returned, written_and_returned, state])
+def test_what_a_program_writes_to_its_arguments_is_written(mesh: Mesh, of: Callable[..., Any]) -> None:
+    ours = whole(of(program, lambda tensor: distribute(tensor, mesh)))
+    theirs = whole(of(lambda function: function, lambda tensor: tensor))
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_other_tensors_cost_no_trace(mesh: Mesh) -> None:
+    traces: list[int] = []
+
+    @program
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.add_(y)
+        return x.sum()
+
+    for seed in range(4):
+        x = distribute(some(seed, 3), mesh)
+        assert step(x, torch.ones(3)).item() == pytest.approx(some(seed, 3).sum().item() + 3, abs=1e-5)
+        traces.append(sum(each.traces for each in step.remembered))
+    assert traces == [1] * 4
