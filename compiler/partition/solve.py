@@ -56,6 +56,11 @@ class CostNetwork:
     _own: Memo[Table] = field(default_factory=lambda: Memo(1 << 16))
     _made: Memo[tuple[Table, Table]] = field(default_factory=lambda: Memo(1 << 16))
 
+    @property
+    def variables(self) -> int:
+        """How many there are."""
+        return len(self._sizes)
+
     def variable(self, costs: list[float]) -> int:
         """A new variable with the given cost for each of its alternatives."""
         self._sizes.append(len(costs))

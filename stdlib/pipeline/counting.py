@@ -38,6 +38,8 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Call:
+    """One call that the model makes of a function of PyTorch's, and what it gives."""
+
     func: Any
     name: str
     numbers: tuple[tuple[bool, Any], ...]
@@ -72,6 +74,7 @@ class Counts:
     ends: tuple[int, str, Source | None] | None = None
 
     def of(self, number: int) -> tuple[Call, Shapes] | None:
+        """A call by its number, and the shapes of what it gives for the rows of the batch, if it comes there too."""
         return (self.calls[number], self.results[number]) if number < len(self.results) else None
 
 
@@ -198,6 +201,7 @@ def _like(leaf: Any, rows: int, given: int) -> Any:
 
 
 def counts_rows(name: str, other: Other, own: int, whole: int) -> ProgramError:
+    """The error of a call that takes a number of rows, or what follows from one."""
     return ProgramError(
         f"{name} takes {other.own} for the {own} rows of a microbatch, and {other.whole} for the {whole} of the batch",
         hint="a number that follows from how many rows there are is another in each microbatch. Call what counts them "
@@ -208,6 +212,7 @@ def counts_rows(name: str, other: Other, own: int, whole: int) -> ProgramError:
 
 
 def other_way(name: str, own: int, whole: int, source: Source | None) -> ProgramError:
+    """The error of a model that calls a function for one number of rows and not for the other."""
     return ProgramError(
         f"the model calls {name} for the {whole} rows of the batch, and not for the {own} of a microbatch"
         if source is not None

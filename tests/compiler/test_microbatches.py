@@ -38,7 +38,7 @@ def found(monkeypatch: pytest.MonkeyPatch) -> Iterator[Found]:
     def noted(*args: Any, **options: Any) -> Choice:
         choice = choose(*args, **options)
         network = networks[-1]
-        chosen.append((choice, len(network._sizes), network.cost(network.solve())))
+        chosen.append((choice, network.variables, network.cost(network.solve())))
         return choice
 
     monkeypatch.setattr(choosing, "CostNetwork", Noted)
