@@ -17,6 +17,7 @@ from monarch.language.recorder.regions import (
     Traced,
     snapshot,
 )
+from monarch.language.recorder.varying import placed
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -108,19 +109,6 @@ class _Differentiate(torch.autograd.Function):
         return (None, *op.backward(gradients))
 
 
-class _Placed(torch.autograd.Function):
-    """A plain tensor as one of the program, with its gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
-        ref = recording.constant(tensor)._ref
-        return DistributedTensor(ref.fake, ref)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, gradient
-
-
 def zeros_of(like: torch.Tensor) -> torch.Tensor:
     return torch.zeros(tuple(like.shape), dtype=like.dtype)
 
@@ -134,8 +122,7 @@ def tensor_of(recording: Recording, value: Any, what: str) -> DistributedTensor:
         value = torch.tensor(value)
     if isinstance(value, torch.Tensor):
         taken = recording.taken(value)
-        made: DistributedTensor = taken if isinstance(taken, DistributedTensor) else _Placed.apply(recording, taken)
-        return made
+        return taken if isinstance(taken, DistributedTensor) else placed(recording, taken)
     raise ProgramError(
         f"{what} has {value!r:.60}, a {type(value).__name__}, and has to be tensors",
         hint="leave it out: the functions can read it from outside.",

@@ -26,7 +26,7 @@ from monarch.compiler import ops
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.types import MeshSpec
 from monarch.language.recorder.checkpoints import checkpoint_part
-from monarch.language.recorder.recording import recording_for
+from monarch.language.recorder.recording import Recording, recording_for
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
@@ -211,6 +211,23 @@ _GRADIENTS = frozenset(["backward", "grad", "__set__", "register_hook", "retain_
 """Functions of torch that take tensors and compute nothing from them."""
 
 
+class _Placed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
+        ref = recording.constant(tensor)._ref
+        return DistributedTensor(ref.fake, ref)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, gradient
+
+
+def placed(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
+    """A plain tensor as one of the mesh, with its gradient."""
+    made: DistributedTensor = _Placed.apply(recording, tensor)
+    return made
+
+
 def made_to_vary(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The arguments of a torch function with those made to vary that need a gradient, where others vary: their
     gradients are then summed over the workers. Raises ProgramError where the function writes to such an argument."""
@@ -219,11 +236,13 @@ def made_to_vary(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any,
     name = getattr(function, "__name__", "")
     if not varying or not torch.is_grad_enabled() or name in _GRADIENTS:
         return args, kwargs
-    if all(not tensor.requires_grad or varying_of(tensor) == varying for tensor in tensors):
-        return args, kwargs
     written = _written(name, args, kwargs)
+    recording = recording_for(next(tensor.mesh for tensor in tensors if varying_of(tensor)))
 
     def made(value: Any) -> Any:
+        if type(value) in (torch.Tensor, torch.nn.Parameter) and value.requires_grad:
+            taken = recording.taken(value)
+            value = taken if isinstance(taken, DistributedTensor) else placed(recording, taken)
         if isinstance(value, DistributedTensor) and value.requires_grad and varying_of(value) != varying:
             if any(value is each for each in written):
                 raise ProgramError(
