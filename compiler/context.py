@@ -22,6 +22,7 @@ class Context:
                  "off" where `kernels` is
     `costs`      what passes find out for `Plan.costs`
     `seconds`    how long each pass took, by its name
+    `stands_for` while equal blocks are folded, for those that stand for several (`Provenance.block`) how many these are
     """
 
     options: CompileOptions = field(default_factory=CompileOptions)
@@ -30,6 +31,7 @@ class Context:
     templates: str = ""
     costs: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    stands_for: dict[int | None, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.kernels = self.kernels or self.options.kernels or settings.kernels

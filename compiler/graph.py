@@ -48,6 +48,7 @@ where a value's local shape differs from its global one, both stand there: `f32[
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -163,6 +164,21 @@ class Graph:
 
     def output(self, returns: list[Node | None], updates: dict[str, Node]) -> Node:
         return self.fx.output((tuple(returns), dict(updates)))
+
+    def reorder(self, at: Mapping[Node, float]) -> None:
+        """Put the nodes in the order of their positions, as far as what they read allows."""
+        number = {node: i for i, node in enumerate(self.fx.nodes)}
+        waiting = {node: len(node.all_input_nodes) for node in number}
+        heap = [(at[node], number[node], node) for node, count in waiting.items() if count == 0 and node.op != "output"]
+        heapq.heapify(heap)
+        output = self.fx.output_node()
+        while heap:
+            _, _, node = heapq.heappop(heap)
+            output.prepend(node)
+            for user in node.users:
+                waiting[user] -= 1
+                if waiting[user] == 0 and user.op != "output":
+                    heapq.heappush(heap, (at[user], number[user], user))
 
     # -- reading -------------------------------------------------------------------------------------------------
 

@@ -16,8 +16,9 @@ from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.execution.events import say, wanted
-from monarch.compiler.graph import Graph
+from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.kernels.fuse import FuseKernels, has_sized
+from monarch.compiler.kernels.join import JoinKernels
 from monarch.compiler.loading import load
 from monarch.compiler.ops.regions import each_region
 from monarch.compiler.partition import PartitionByMesh, nesting_order
@@ -29,7 +30,7 @@ from monarch.compiler.passes.collectives import JoinCollectives, SimplifyReducti
 from monarch.compiler.passes.cut import cut, lay_out_received, sends_of
 from monarch.compiler.passes.decompose import DecomposeSplit, KeepUnevenApart
 from monarch.compiler.passes.drop_padding import DropPadding
-from monarch.compiler.passes.fold import fold
+from monarch.compiler.passes.fold import Fold, fold
 from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.padding import PadForDivisibility, is_uneven
 from monarch.compiler.passes.predicates import AgreeOnPredicates
@@ -61,8 +62,8 @@ Progress = Callable[[str, float, Graph], None]
 
 
 def pipeline(graph: Graph) -> list[Pass]:
-    """The passes from a traced graph with global types to one with local types and explicit collectives. Those for
-    padding run only where a mesh dim does not divide what it shards."""
+    """The passes from a traced graph with global types to one with local types and explicit collectives, each by
+    itself. Those for padding run only where a mesh dim does not divide what it shards."""
     uneven = _any_uneven(graph)
     return [
         SimplifyViews(),
@@ -72,7 +73,6 @@ def pipeline(graph: Graph) -> list[Pass]:
         *_partition_by_mesh(graph),
         *([DropPadding()] if uneven else []),
         SimplifyReductions(),
-        JoinCollectives(),
         *([AgreeOnPredicates()] if graph.regions else []),
     ]
 
@@ -81,13 +81,18 @@ def _any_uneven(graph: Graph) -> bool:
     return is_uneven(graph) or any(map(_any_uneven, graph.regions.values()))
 
 
+def fusing(context: Context) -> list[Pass]:
+    """The passes behind those of `pipeline` that look at what is near each op: they make the same of equal blocks."""
+    return [*([DetectAnomalies()] if context.options.anomaly else []), FuseKernels()]
+
+
 def lowering(context: Context) -> list[Pass]:
-    """The passes behind those of `pipeline`, on what one worker runs. What is recomputed to save memory is chosen among
-    kernels: the same kernels on the same values give the same bits, which other kernels of the same ops need not. What
-    collectives are started ahead of is known last."""
+    """The passes behind those of `fusing`, which look at the whole of what one worker runs. Where buckets of
+    collectives end follows from their bytes. What is recomputed to save memory is chosen among kernels: the same kernels
+    on the same values give the same bits, which other kernels of the same ops need not. What collectives are started
+    ahead of is known last."""
     options = context.options
-    steps: list[Pass] = [DetectAnomalies()] if options.anomaly else []
-    steps.append(FuseKernels())
+    steps: list[Pass] = [JoinCollectives(), JoinKernels()]
     if options.target != "cpu" and context.kernels != "off":
         steps.append(_for_gpus().FuseProducts())
     steps.append(CommitLast())
@@ -116,9 +121,10 @@ PASSES: dict[str, Callable[[Graph], list[Pass]]] = {
     "partition-by-mesh": _partition_by_mesh,
     DropPadding.name: lambda graph: [DropPadding()],
     SimplifyReductions.name: lambda graph: [SimplifyReductions()],
-    JoinCollectives.name: lambda graph: [JoinCollectives()],
     AgreeOnPredicates.name: lambda graph: [AgreeOnPredicates()],
     FuseKernels.name: lambda graph: [FuseKernels()],
+    JoinCollectives.name: lambda graph: [JoinCollectives()],
+    JoinKernels.name: lambda graph: [JoinKernels()],
     "fuse-products": lambda graph: [_for_gpus().FuseProducts()],
     CommitLast.name: lambda graph: [CommitLast()],
     Rematerialize.name: lambda graph: [Rematerialize()],
@@ -180,12 +186,12 @@ def _passes_named(name: str, graph: Graph) -> list[Pass]:
 
 
 def partition_graph(graph: Graph, options: CompileOptions = DEFAULT) -> Graph:
-    """A traced graph, partitioned for its mesh; one of several meshes with `fragments` that are. The argument is not
-    changed. Raises LayoutError and RuleError."""
+    """A traced graph, partitioned for its mesh, with its collectives joined; one of several meshes with `fragments`
+    that are. The argument is not changed. Raises LayoutError and RuleError."""
     graph = graph.copy()
     if graph.parts:
-        return _by_parts(graph, lambda part: _run(pipeline(part), part, Context(options)))
-    return _run(pipeline(graph), graph, Context(options))
+        return _by_parts(graph, lambda part: _run([*pipeline(part), JoinCollectives()], part, Context(options)))
+    return _run([*pipeline(graph), JoinCollectives()], graph, Context(options))
 
 
 def _by_parts(graph: Graph, run: Callable[[Graph], Graph]) -> Graph:
@@ -212,7 +218,7 @@ def graph_after(graph: Graph, name: str, options: CompileOptions = DEFAULT) -> G
 
 
 def _after(graph: Graph, name: str, context: Context) -> Graph:
-    steps = [*pipeline(graph), *lowering(context)]
+    steps = [*pipeline(graph), *fusing(context), *lowering(context)]
     names = [step.name for step in steps]
     if name == "partition-by-mesh":
         name = next(entry for entry in reversed(names) if entry.startswith("partition-by-"))
@@ -249,30 +255,30 @@ def compile_graph(
     if graph.parts:
         return _compile_parts(graph, context, progress, cluster)
     seconds = context.seconds
-    partitioned = _by_few_blocks(graph, context, progress)
-    if partitioned is None:
-        partitioned = graph.copy()
+    made = _by_few_blocks(graph, context, progress)
+    if made is None:
+        made = graph.copy()
         if report:
-            mark_traced(partitioned)
-        partitioned = _run(pipeline(partitioned), partitioned, context, progress)
-    partitioned = _run(lowering(context), partitioned, context, progress)
+            mark_traced(made)
+        made = _run([*pipeline(made), *fusing(context)], made, context, progress)
+    made = _run(lowering(context), made, context, progress)
     start = time.perf_counter()
-    schedule = Schedule(partitioned)
+    schedule = Schedule(made)
     plan = plan_of(schedule, options)
     seconds["emit-plan"] = time.perf_counter() - start
     if settings.verify and (found := overlapping(plan)) is not None:
         raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")
     if progress is not None:
-        progress("emit-plan", seconds["emit-plan"], partitioned)
+        progress("emit-plan", seconds["emit-plan"], made)
     plan.costs.update(context.costs)
     if options.target != "cpu":
         check_ops(plan)
-        plan = _with_binaries(plan, partitioned, context.templates, seconds, progress) if binaries else plan
+        plan = _with_binaries(plan, made, context.templates, seconds, progress) if binaries else plan
     if report:
         start = time.perf_counter()
-        made = build_report(schedule, plan, cluster)
-        plan = replace(plan, report=made, traced=print_graph(graph, paths=True, modules=True))
-        plan.costs.update(peak_bytes=peak(plan)[0], several=several_results(made))
+        reported = build_report(schedule, plan, cluster)
+        plan = replace(plan, report=reported, traced=print_graph(graph, paths=True, modules=True))
+        plan.costs.update(peak_bytes=peak(plan)[0], several=several_results(reported))
         seconds["report"] = time.perf_counter() - start
     if wanted("plan"):
         say("plan", f"{graph.name}: the plan\n{plan.graph}")
@@ -280,30 +286,38 @@ def compile_graph(
 
 
 def _by_few_blocks(graph: Graph, context: Context, progress: Progress | None) -> Graph | None:
-    """The traced graph behind the passes of `pipeline`, of which those in front of the one that joins collectives have
-    seen a few of its equal blocks alone. None where it has not enough that stay equal, and where a report says of each
-    value why it is as it is."""
+    """The traced graph behind the passes of `pipeline` and `fusing`. Both have seen a few of its equal blocks alone;
+    where kernels of equal blocks are not equal, only the first have. None where it has not enough blocks that stay equal,
+    and where a report says of each value why it is as it is."""
     if context.report or settings.dump or (few := fold(graph)) is None:
         return None
-    steps = pipeline(graph)
-    at = next(at for at, step in enumerate(steps) if step.name == JoinCollectives.name)
-    within = replace(context, costs={})
+    within = replace(context, costs={}, stands_for=few.stands_for)
+    rest = fusing(context)
     try:
-        reduced = _run(steps[:at], few.reduced, within, progress)
+        reduced = _run(pipeline(graph), few.reduced, within, progress)
     except Unsteady:
         return None
+    made = _unfolded(few, _run(rest, reduced.copy(), within, progress), context, progress)
+    if made is not None:
+        rest = []
+    elif (made := _unfolded(few, reduced, context, progress)) is None:
+        return None
+    gathered = [node for node in reduced.calls if "gathered" in node.meta]
+    if whole := sum(few.stands_for.get(provenance(node).block, 1) for node in gathered):
+        context.costs["whole"] = whole
+    return _run(rest, made, context, progress)
+
+
+def _unfolded(few: Fold, reduced: Graph, context: Context, progress: Progress | None) -> Graph | None:
     start = time.perf_counter()
     made = few.unfold(reduced)
-    context.seconds["unfold"] = time.perf_counter() - start
-    if made is None:
-        return None
-    if whole := sum("gathered" in node.meta for node in made.calls):
-        context.costs["whole"] = whole
-    if settings.verify:
-        verify(made, after="unfold")
-    if progress is not None:
-        progress("unfold", context.seconds["unfold"], made)
-    return _run(steps[at:], made, context, progress)
+    context.seconds["unfold"] = context.seconds.get("unfold", 0.0) + time.perf_counter() - start
+    if made is not None:
+        if settings.verify:
+            verify(made, after="unfold")
+        if progress is not None:
+            progress("unfold", context.seconds["unfold"], made)
+    return made
 
 
 def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cluster: Cluster | None) -> Plan:
@@ -323,8 +337,9 @@ def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cl
     def lowered(part: Graph) -> Graph:
         within = replace(context, costs={})
         made = _by_few_blocks(part, within, progress)
-        part = _run(pipeline(part), part, within, progress) if made is None else made
-        part = _run(lowering(within), part, within, progress)
+        if made is None:
+            made = _run([*pipeline(part), *fusing(within)], part, within, progress)
+        part = _run(lowering(within), made, within, progress)
         schedule = Schedule(part)
         plan = plan_of(schedule, options)
         plan.costs.update(within.costs)
@@ -361,11 +376,12 @@ def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Tem
     context = Context(options)
     partitioned = graph.copy()
     partitioned = _run(pipeline(partitioned), partitioned, context)
-    template = template_of(Schedule(_run(lowering(context), partitioned.copy(), context)), options, scope)
+    after = [*fusing(context), *lowering(context)]
+    template = template_of(Schedule(_run(after, partitioned.copy(), context)), options, scope)
     made: dict[tuple[tuple[str, int], ...], Graph] = {}
 
     def fused(values: Mapping[str, int]) -> Graph:
-        return _run(lowering(context), partitioned.at(values), context)
+        return _run(after, partitioned.at(values), context)
 
     def lowered(values: Mapping[str, int]) -> Plan:
         found = made.pop(tuple(values.items()), None)

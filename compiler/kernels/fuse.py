@@ -3,17 +3,17 @@
 A group starts as one op. It takes in the groups of its operands, and then groups that read what it reads, as long as
 three things hold: the group can be lowered (`compiler.kernels.lower` decides, by doing it), the graph of groups stays
 without cycles, and less memory moves than before. Views and constants are in no group: kernels look through them, and
-those that nobody else needs disappear. At the end, groups that do the same to different tensors and do not depend on
-each other (an optimizer's updates of many parameters) become one kernel of many nests.
+those that nobody else needs disappear.
 
-Groups do not reach across a collective: what was ready to be sent early still is.
+Groups do not reach across a collective that somebody waits for at once: what it sends is ready as early as before. One
+whose result is read later (a gradient's sum) is sent with others, wherever the pass behind this one finds a place.
 """
 
 from __future__ import annotations
 
 import heapq
 import operator
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -23,14 +23,14 @@ from monarch.compiler import ops
 from monarch.compiler.alike import Memo
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import MACHINES
-from monarch.compiler.graph import SIZED, Graph, args_of, is_of_named_size, provenance
+from monarch.compiler.graph import SIZED, Graph, Provenance, args_of, is_of_named_size, provenance
 from monarch.compiler.kernels.lower import Group, LoweringContext, Space, Unfusable, lower_group, space_of
-from monarch.compiler.kernels.lower.values import is_transparent, key_of, lowering_of
+from monarch.compiler.kernels.lower.values import is_lowered, is_transparent, key_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.loops.check import check_kernel
-from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Statement, Store
+from monarch.compiler.loops.ir import Buffer, Kernel, Load, Store
 from monarch.compiler.loops.text import parse_kernel, print_checked
 from monarch.compiler.types import VARYING, Layout, TensorType
 
@@ -87,7 +87,11 @@ class FuseKernels(Pass):
         fusion = _Fusion(parted, options.rounding, options.target == "cpu", compute_again(parted))
         fusion.merge()
         found = fusion.kernels(singles=when == "all")
-        if not found or (when == "auto" and sum(each.spares for each in found) < WORTHWHILE):
+
+        def times(node: fx.Node) -> int:
+            return context.stands_for.get(provenance(node).block, 1)
+
+        if not found or (when == "auto" and sum(each.spares * times(each.nodes[0]) for each in found) < WORTHWHILE):
             return graph
         return rewritten(parted, [_made(each, fusion.tensors) for each in found])
 
@@ -100,9 +104,9 @@ def has_sized(graph: Graph) -> bool:
 
 @dataclass
 class _Found:
-    """A kernel to be: its groups, which are its nests."""
+    """A kernel to be."""
 
-    groups: list[Group]
+    group: Group
     nodes: list[fx.Node]
     spares: int
     """About how many bytes fewer are moved a step."""
@@ -123,8 +127,6 @@ class _Fusion:
         self.starts: dict[int, int] = {}
         """The number of the first unit of each."""
         self.readers: dict[fx.Node, list[fx.Node]] = {}
-        self.heavy: dict[fx.Node, int] = {}
-        """How many ops stand before a node that cannot be in kernels: matrix products, attention, collectives."""
         self.refused: set[tuple[frozenset[fx.Node], frozenset[fx.Node]]] = set()
         self.named: set[fx.Node] = set()
         """Values of named sizes, and views of them: kernels have sizes in them, and read through views."""
@@ -139,11 +141,11 @@ class _Fusion:
     # -- units -------------------------------------------------------------------------------------------------------
 
     def find_units(self) -> None:
-        region = heavy = 0
+        region, borders = 0, self.borders()
         for node in self.graph.fx.nodes:
             if node.op == "output":
                 continue
-            region += ops.is_collective(node.target) or node.target in (ops.send, ops.recv)
+            region += node in borders
             unit = _Unit(len(self.units), [node], region)
             call = node.all_input_nodes[0] if node.target is operator.getitem else node
             reads_named = any(operand in self.named for operand in (*call.all_input_nodes, *node.all_input_nodes))
@@ -157,8 +159,6 @@ class _Fusion:
                 unit.cost = self.cost_of(unit.lowered)
             except Unfusable:
                 pass
-            heavy += unit.lowered is None and self.is_heavy(node)
-            self.heavy[node] = heavy
             self.units[unit.number], self.unit_of[node] = unit, unit.number
             self.starts.setdefault(region, unit.number)
         for node in self.unit_of:
@@ -170,6 +170,31 @@ class _Fusion:
                     unit.needs.add(below.number)
                     below.needed_by.add(unit.number)
                     unit.before |= below.before | self.bit(below)
+
+    def borders(self) -> set[fx.Node]:
+        """Transfers, and the collectives whose results are read before the next op that computes much, but those that
+        wait for nothing (parameters that are gathered)."""
+        heavy, before = 0, dict[fx.Node, int]()
+        for node in self.graph.fx.nodes:
+            before[node] = heavy
+            heavy += is_heavy(node, self.keys[node])
+
+        def is_border(node: fx.Node) -> bool:
+            if not ops.is_collective(node.target):
+                return node.target in (ops.send, ops.recv)
+            if all(operand.meta.get("kind") == "state" for operand in node.all_input_nodes):
+                return False
+            return any(before[reader] == before[node] for reader in self.readers_of(node) if reader.op != "output")
+
+        return {node for node in before if is_border(node)}
+
+    def readers_of(self, node: fx.Node) -> Iterator[fx.Node]:
+        """Who reads a value, one of several results, or a view of it."""
+        for user in node.users:
+            if user.target is operator.getitem or is_transparent(self.keys[user]):
+                yield from self.readers_of(user)
+            else:
+                yield user
 
     def sources(self, node: fx.Node) -> list[fx.Node]:
         """The values that an op reads: those behind views, and for a result that is lowered by itself those that the op
@@ -199,13 +224,6 @@ class _Fusion:
             elif not (replaced(user) and set(_taken(user)) <= inside):
                 return True
         return False
-
-    def is_heavy(self, node: fx.Node) -> bool:
-        """Whether an op that cannot be lowered computes much: not views, blocks of a tensor and elements of a result,
-        nor an op whose results are lowered one by one."""
-        key = self.keys[node]
-        cheap = node.op == "placeholder" or node.target is operator.getitem or is_transparent(key)
-        return not cheap and key not in LOCAL_OPS and lowering_of(f"{key}#0") is None
 
     def all_lowered(self, call: fx.Node) -> bool:
         taken = _taken(call)
@@ -327,7 +345,7 @@ class _Fusion:
     # -- kernels -----------------------------------------------------------------------------------------------------
 
     def kernels(self, singles: bool) -> list[_Found]:
-        """What is worth a kernel, with groups that are equal and independent as one."""
+        """What is worth a kernel."""
         units = [unit for unit in self.units.values() if unit.lowered is not None]
         chosen = {node: unit for unit in units if singles or self.is_worth_it(unit) for node in unit.nodes}
 
@@ -342,29 +360,12 @@ class _Fusion:
             if node.target is operator.getitem and not replaced(node.all_input_nodes[0])
         }:
             chosen = {node: unit for node, unit in chosen.items() if unit.number not in lost}
-        shelves: dict[object, list[list[_Unit]]] = {}
-        for unit in sorted({unit.number: unit for unit in chosen.values()}.values(), key=self.first):
-            outputs = self.outputs(unit.nodes, replaced)
-            if not outputs:
-                continue
-            unit.lowered = self.lower(unit.nodes, unit.spaces, outputs)
-            unit.cost = self.cost_of(unit.lowered)
-            # Whatever stands between the first and the last of one kernel has run when it does: nothing does between
-            # updates, but between the norms of two layers there are matrix products, past which their operands would
-            # have to be kept.
-            alike = shelves.setdefault((unit.region, self.heavy[unit.nodes[-1]], _shape_of(unit.lowered.nest)), [])
-            shelf = next((each for each in alike if self.are_independent(each[0], unit)), None)
-            if shelf is None:
-                alike.append([unit])
-            else:
-                self.join(shelf[0], unit)  # what depends on one of them depends on all from now on
-                shelf.append(unit)
         found = []
-        for shelf in (each for alike in shelves.values() for each in alike):
-            groups = [unit.lowered for unit in shelf if unit.lowered is not None]
-            nodes = [node for unit in shelf for node in unit.nodes]
-            moved = sum(unit.cost - OVERHEAD for unit in shelf)
-            found.append(_Found(groups, nodes, sum(self.apart(node) for node in nodes) - moved))
+        for unit in sorted({unit.number: unit for unit in chosen.values()}.values(), key=self.first):
+            if outputs := self.outputs(unit.nodes, replaced):
+                group = self.lower(unit.nodes, unit.spaces, outputs)
+                moved = group.traffic(self.tensors)
+                found.append(_Found(group, unit.nodes, sum(map(self.apart, unit.nodes)) - moved))
         return found
 
     def first(self, unit: _Unit) -> int:
@@ -378,9 +379,6 @@ class _Fusion:
         return node.target is operator.getitem and any(
             self.is_lowered(user) and len(self.unit(user).nodes) > 1 for user in node.all_input_nodes[0].users
         )
-
-    def are_independent(self, one: _Unit, two: _Unit) -> bool:
-        return not (one.before & self.bit(two) or two.before & self.bit(one))
 
     def apart(self, node: fx.Node) -> int:
         """The bytes that an op moves where it is ATen's: its operands and results."""
@@ -429,19 +427,6 @@ def _alike(a: Sequence[Space], b: Sequence[Space], sums: bool) -> bool:
     return plain <= {kept, kept * reduced}
 
 
-def _shape_of(nest: Nest) -> tuple[object, ...]:
-    """What nests have in common that do the same to other tensors: all but sizes, strides and which buffers."""
-    body: list[object] = []
-    for statement in nest.body:
-        if isinstance(statement, (Load, Store)):
-            moving = tuple(stride > 0 for stride in statement.index.strides)
-            value = statement.value if isinstance(statement, Store) else statement.gather
-            body.append((type(statement).__name__, moving, value, isinstance(statement, Store) and statement.sums))
-        else:
-            body.append((type(statement).__name__, repr(statement)))
-    return len(nest.dims), nest.reduced, tuple(body)
-
-
 # -- the new graph -----------------------------------------------------------------------------------------------------
 
 
@@ -458,33 +443,21 @@ class Made:
     why: str = ""
 
 
-def _made(found: _Found, tensors: dict[fx.Node, Buffer]) -> Made:
-    inputs = list(dict.fromkeys(node for group in found.groups for node in group.inputs))
-    outputs = [node for group in found.groups for node in group.outputs]
-    place = {node: at for at, node in enumerate(inputs)}
-    numbers, written = [], len(inputs)
-    for group in found.groups:
-        numbers.append((*(place[node] for node in group.inputs), *range(written, written + len(group.outputs))))
-        written += len(group.outputs)
-    name = _name(found.nodes, len(found.groups))
+def _made(found: _Found, tensors: Mapping[fx.Node, Buffer]) -> Made:
+    inputs, outputs, nest = list(found.group.inputs), list(found.group.outputs), found.group.nest
     buffers = tuple([tensors[node] for node in inputs]), tuple([tensors[node] for node in outputs])
-    nests = [group.nest for group in found.groups]  # groups that are alike have one
     sized = any(SIZED in node.meta for node in (*found.nodes, *inputs))
-    key = name, buffers, tuple(numbers), tuple(map(id, nests)), sized
+    key = _name(found.nodes), buffers, id(nest), sized  # groups that are alike have one nest
     known = _KERNELS.get(key)
     if known is None:
-        bound = [
-            replace(nest, body=tuple([_rebound(statement, to) for statement in nest.body]))
-            for nest, to in zip(nests, numbers, strict=True)
-        ]
-        kernel = Kernel(name, *buffers, tuple(bound), sized)
+        kernel = Kernel(key[0], *buffers, (nest,), sized)
         check_kernel(kernel)
-        known = _KERNELS.keep(key, (kernel, nests))
-    return Made(known[0], inputs, outputs, found.nodes, found.nodes)
+        known = _KERNELS.keep(key, kernel)
+    return Made(known, inputs, outputs, found.nodes, found.nodes)
 
 
-_KERNELS: Memo[tuple[Kernel, list[Nest]]] = Memo(1024)
-"""Kernels of groups that are alike, as those of equal layers are; and their nests, whose ids are in the keys."""
+_KERNELS: Memo[Kernel] = Memo(1024)
+"""Kernels of groups that are alike, as those of equal layers are; they hold the nests whose ids are in the keys."""
 
 
 def alone(node: fx.Node, context: LoweringContext) -> Made | None:
@@ -493,18 +466,21 @@ def alone(node: fx.Node, context: LoweringContext) -> Made | None:
         group = lower_group([node], [node], [space_of(node, context)], context)
     except Unfusable:
         return None
-    return _made(_Found([group], [node], 0), dict(context.tensors))
+    return _made(_Found(group, [node], 0), context.tensors)
 
 
-def _rebound(statement: Statement, numbers: Sequence[int]) -> Statement:
-    return replace(statement, buffer=numbers[statement.buffer]) if isinstance(statement, (Load, Store)) else statement
-
-
-def _name(nodes: Sequence[fx.Node], groups: int) -> str:
-    """What the kernel does, for people: its ops, in order."""
+def _name(nodes: Iterable[fx.Node]) -> str:
+    """What a kernel does, for people: its ops, in order."""
     packets = (node.meta.get("part_of", key_of(node)).split("#")[0].rsplit(".", 1)[-1].strip("_") for node in nodes)
-    name = "_".join(dict.fromkeys(packets))[:60].strip("_")
-    return f"{name}_x{groups}" if groups > 1 else name
+    return "_".join(dict.fromkeys(packets))[:60].strip("_")
+
+
+def is_heavy(node: fx.Node, key: str) -> bool:
+    """Whether an op computes much that no kernel can: matrix products, attention. Views, blocks of a tensor and elements
+    of a result do not, nor does an op whose results are lowered one by one, nor a collective."""
+    if node.op != "call_function" or node.target in (operator.getitem, ops.kernel) or ops.is_collective(node.target):
+        return False
+    return not is_transparent(key) and key not in LOCAL_OPS and not is_lowered(key)
 
 
 def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
@@ -551,6 +527,13 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
 
 
 def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
+    block = provenance(made.nodes[-1]).block
+
+    def here(node: fx.Node) -> Provenance:
+        """While blocks are folded, a kernel of two of them belongs to that where it stands, and to no module."""
+        of = provenance(node)
+        return of if of.block == block else replace(of, block=block, module="")
+
     first = made.outputs[0]
     call = graph.call(
         ops.kernel,
@@ -558,7 +541,7 @@ def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
         print_checked(made.kernel),
         [-1] * len(made.outputs),
         type=tuple(node.meta["type"] for node in made.outputs),
-        provenance=replace(provenance(first), fused=tuple(made.stands_for)),
+        provenance=replace(here(first), fused=tuple(made.stands_for)),
         name=f"{made.kernel.name}_kernel",  # no value's own name
     )
     if made.why:
@@ -566,4 +549,6 @@ def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
     for number, node in enumerate(made.outputs):
         result = graph.call(operator.getitem, call, number, type=node.meta["type"], name=node.name)
         result.meta.update(node.meta)
+        if "provenance" in node.meta:
+            result.meta["provenance"] = here(node)
         values[node] = result

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import heapq
 import operator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import fx
-from torch.fx.node import map_arg
 
 from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
@@ -114,13 +112,11 @@ class JoinCollectives(Pass):
                 open_ = buckets.setdefault(bucket.key, [])
                 if not (open_ and open_[-1].join(bucket)):
                     open_.append(bucket)
-        instead: dict[fx.Node, fx.Node] = {}
         for several in buckets.values():
             for bucket in several:
                 if len(bucket.members) > 1 or bucket.late:
-                    _emit(graph, bucket, at, instead)
-        _replace_all(graph, instead)
-        reorder(graph, at)
+                    _emit(graph, bucket, at)
+        graph.reorder(at)
         return graph
 
 
@@ -194,57 +190,29 @@ def _update_labels(graph: Graph) -> dict[fx.Node, str]:
     return labels
 
 
-def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float], instead: dict[fx.Node, fx.Node]) -> None:
-    """Write one collective for all members, and note `instead` what takes the place of each of their results; `at` says
-    where it belongs."""
+def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
+    """Let the first member do what all do, and all their results be its; `at` says where it belongs."""
+    joined, *others = bucket.members
     tensors: list[fx.Node] = []
-    types = []
-    rest: list[Any] = []
-    for i, member in enumerate(bucket.members):
+    types: list[Any] = []
+    rest: list[Any] = [list(each) if isinstance(each, (list, tuple)) else each for each in args_of(joined)[2:]]
+    at[joined] = bucket.latest - 0.5 if bucket.late else bucket.earliest + 0.5
+    for member in bucket.members:
+        for result in list(member.users):
+            result.args = (joined, len(tensors) + args_of(result)[1])
+            at[result] = at[joined]
         tensors += args_of(member)[0]
         types += member.meta["type"]
         for j, argument in enumerate(args_of(member)[2:]):
-            if i == 0:
-                rest.append(list(argument) if isinstance(argument, (list, tuple)) else argument)
-            elif isinstance(argument, (list, tuple)) and member.target is not ops.permute:
+            if member is not joined and isinstance(argument, (list, tuple)) and member.target is not ops.permute:
                 rest[j] += argument
-    first = bucket.members[0]
     module = _common_path([provenance(member).module for member in bucket.members])
-    position = bucket.latest - 0.5 if bucket.late else bucket.earliest + 0.5
-    with graph.fx.inserting_before(graph.fx.output_node()):
-        joined = graph.call(
-            first.target,
-            tensors,
-            args_of(first)[1],
-            *rest,
-            type=tuple(types),
-            provenance=replace(provenance(first), module=module),
-            name=first.name,
-        )
-        joined.meta.update({key: first.meta[key] for key in ("why", "named") if key in first.meta})
-        at[joined] = position
-        offset = 0
-        for member in bucket.members:
-            for result in list(member.users):
-                index = offset + args_of(result)[1]
-                copy = graph.call(operator.getitem, joined, index, type=result.meta["type"], name=result.name)
-                copy.meta.update(result.meta)
-                at[copy] = position
-                instead[result] = copy
-            offset += len(args_of(member)[0])
-
-
-def _replace_all(graph: Graph, instead: dict[fx.Node, fx.Node]) -> None:
-    """Let all who read results of collectives that were joined read what takes their place. The output and the joined
-    collectives read hundreds of them: each reader changes once."""
-    members = dict.fromkeys(args_of(result)[0] for result in instead)
-    for reader in graph.fx.nodes:
-        if reader not in members and any(operand in instead for operand in reader.all_input_nodes):
-            reader.args = map_arg(reader.args, lambda node: instead.get(node, node))
-            reader.kwargs = map_arg(reader.kwargs, lambda node: instead.get(node, node))
-    for member in [node for node in reversed(list(graph.calls)) if node in members]:  # readers before what they read
-        for result in list(member.users):
-            graph.fx.erase_node(result)
+    joined.args = (tensors, args_of(joined)[1], *rest)
+    joined.meta = {key: joined.meta[key] for key in ("why", "named") if key in joined.meta} | {
+        "type": tuple(types),
+        "provenance": replace(provenance(joined), module=module),
+    }
+    for member in others:
         graph.fx.erase_node(member)
 
 
@@ -255,19 +223,3 @@ def _common_path(paths: list[str]) -> str:
     while all(len(each) > same and each[same] == parts[0][same] for each in parts):
         same += 1
     return ".".join(parts[0][:same])
-
-
-def reorder(graph: Graph, at: dict[fx.Node, float]) -> None:
-    """Put the nodes in the order of their positions, as far as what they read allows."""
-    number = {node: i for i, node in enumerate(graph.fx.nodes)}
-    waiting = {node: len(node.all_input_nodes) for node in number}
-    heap = [(at[node], number[node], node) for node, count in waiting.items() if count == 0 and node.op != "output"]
-    heapq.heapify(heap)
-    output = graph.fx.output_node()
-    while heap:
-        _, _, node = heapq.heappop(heap)
-        output.prepend(node)
-        for user in node.users:
-            waiting[user] -= 1
-            if waiting[user] == 0 and user.op != "output":
-                heapq.heappush(heap, (at[user], number[user], user))

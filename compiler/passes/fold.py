@@ -107,8 +107,9 @@ def _stem_of(graph: Graph) -> str | None:
 class Fold:
     """A graph whose equal blocks are folded.
 
-    `graph`    with all blocks
-    `reduced`  with eight of them
+    `graph`       with all blocks
+    `reduced`     with eight of them
+    `stands_for`  for those that stand for several (`Provenance.block`), how many these are
     """
 
     def __init__(self, graph: Graph, paths: _Paths) -> None:
@@ -126,6 +127,7 @@ class Fold:
         for number in range(self._first + 1, self._last + 1):
             self._compare(number)
         self.reduced = self._reduce()
+        self.stands_for: dict[int | None, int] = {FIRST: 1 + len(self._left_out)}
 
     # -- the traced blocks ------------------------------------------------------------------------------------------
 
@@ -282,9 +284,7 @@ def _alike(
     if one.target is not other.target and one.op != "placeholder":
         return False
     mine, theirs = one.meta, other.meta
-    if mine.keys() - _OWN != theirs.keys() - _OWN or any(mine[key] != theirs[key] for key in mine.keys() - _OWN):
-        return False
-    if mine["type"] != theirs["type"]:
+    if mine["type"] != theirs["type"] or _shared(mine) != _shared(theirs):
         return False
     if one.op == "placeholder":
         return other.op == "placeholder" and _same_input(one, other, renamed, constants)
@@ -311,6 +311,10 @@ def _alike(
     )
 
 
+def _shared(meta: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in meta.items() if key not in _OWN}
+
+
 def _same_input(
     one: fx.Node, other: fx.Node, renamed: Callable[[str], str], constants: Mapping[str, torch.Tensor]
 ) -> bool:
@@ -322,10 +326,12 @@ def _same_input(
 
 @dataclass
 class _Run:
-    """Nodes that follow one another and belong to one block; `mark` is None for all others."""
+    """Nodes that follow one another and belong to one block; `mark` is -1 for all others. `numbers` are those of the
+    nodes in their block."""
 
-    mark: int | None
+    mark: int
     nodes: Block = field(default_factory=list)
+    numbers: list[int] = field(default_factory=list)
 
 
 class _Unfolding:
@@ -337,13 +343,17 @@ class _Unfolding:
         """For each node of these four blocks which it is, and its number among the block's."""
         self.runs: list[_Run] = []
         for node in made.fx.nodes:
-            mark = provenance(node).block
-            if mark is not None:
-                self.place[node] = mark, len(self.marked[mark])
-                self.marked[mark].append(node)
+            block = provenance(node).block
+            mark = -1 if block is None else block
             if not self.runs or self.runs[-1].mark != mark:
                 self.runs.append(_Run(mark))
             self.runs[-1].nodes.append(node)
+            if block is not None:
+                self.runs[-1].numbers.append(len(self.marked[block]))
+                self.place[node] = block, len(self.marked[block])
+                self.marked[block].append(node)
+        self.stands = {(run.mark, tuple(run.numbers)): at for at, run in enumerate(self.runs)}
+        """Where each run stands among all."""
         self.new = made.empty_like()
         self.values: dict[fx.Node, fx.Node] = {}
         """What each node of `made` has become."""
@@ -355,18 +365,20 @@ class _Unfolding:
 
     def run(self) -> Graph:
         self.compare()
-        pairs = self.pairs()
-        for run in self.runs:
-            if run.mark not in (FIRST, LAST):
-                for node in run.nodes:
-                    self.write(node)
-            elif id(run) in pairs:
-                first, last = pairs[id(run)]
-                ascending = run is first
-                blocks = [(0, first), *((number, first) for number in range(1, self.count + 1)), (self.count + 1, last)]
-                for number, like in blocks if ascending else reversed(blocks):
-                    for node in like.nodes:
-                        self.write_block(node, number)
+        at, repeated = 0, set[tuple[int, ...]]()
+        while at < len(self.runs):
+            run = self.runs[at]
+            period = [] if tuple(run.numbers) in repeated else self.period(at)
+            if not period:
+                self.write_run(run, 0 if run.mark == FIRST else self.count + 1)
+                at += 1
+                continue
+            numbers = range(1, self.count + 2) if run.mark == LAST else range(self.count, -1, -1)
+            for number in numbers:
+                for each in period:
+                    self.write_run(each, number + each.mark - run.mark)
+            repeated.update(tuple(each.numbers) for each in period)
+            at += len(period)
         return self.new
 
     # -- what became of the blocks ----------------------------------------------------------------------------------
@@ -396,22 +408,29 @@ class _Unfolding:
                 if one.target is not other.target and one.op != "placeholder" or one.meta["type"] != other.meta["type"]:
                     raise _Unfit
 
-    def pairs(self) -> dict[int, tuple[_Run, _Run]]:
-        """The runs of t with those of u that stand beside them, by the id of the one that comes first."""
-        found: dict[int, tuple[_Run, _Run]] = {}
-        of_first = [at for at, run in enumerate(self.runs) if run.mark == FIRST]
-        of_last = [at for at, run in enumerate(self.runs) if run.mark == LAST]
-        if len(of_first) != len(of_last):
-            raise _Unfit
-        for first, last in zip(of_first, of_last, strict=True):
-            one, other = self.runs[first], self.runs[last]
-            numbers = [[self.place[node][1] for node in run.nodes] for run in (one, other)]
-            if abs(first - last) != 1 or numbers[0] != numbers[1]:
+    def period(self, at: int) -> list[_Run]:
+        """The runs that are written once for each block from this one on: as many as there are from the run of t that is
+        as this one of u, or the run of u that is as this one of t. None of them where that comes later."""
+        run = self.runs[at]
+        other = FIRST + LAST - run.mark
+        start = self.stands.get((other, tuple(run.numbers)), at) if other in (FIRST, LAST) else at
+        period = self.runs[at : 2 * at - start] if start < at else []
+        for earlier, later in zip(self.runs[start:at], period, strict=False):
+            step = later.mark - earlier.mark
+            if later.mark not in (FIRST, LAST) or step != run.mark - other or earlier.numbers != later.numbers:
                 raise _Unfit
-            found[id(self.runs[min(first, last)])] = one, other
-        return found
+        return period
 
     # -- writing ----------------------------------------------------------------------------------------------------
+
+    def write_run(self, run: _Run, number: int) -> None:
+        """A run as it is in the block that is `number` behind t."""
+        like = self.marked[LAST if number == self.count + 1 else FIRST]
+        for node in run.nodes:
+            if run.mark in (FIRST, LAST):
+                self.write_block(like[self.place[node][1]], number)
+            else:
+                self.write(node)
 
     def write(self, node: fx.Node) -> None:
         """A node that is neither t's nor u's. Of these it may read its neighbour's values, and those in the lists that
@@ -543,26 +562,32 @@ class _Unfolding:
         return self.fold._blocks[self.fold._first + by][at].name + rest
 
     def results(self) -> tuple[list[fx.Node | None], dict[str, fx.Node]]:
-        paths, first = self.fold._paths, self.fold._first
-        updates = self.made.updates
-        kept = (first, self.fold._last)
+        paths, updates = self.fold._paths, self.made.updates
+        first, last = self.fold._first, self.fold._last
         found: dict[str, fx.Node] = {}
         for label in self.fold.graph.updates:
             number = paths.number(label)
-            if label in updates:
-                if self.mark(updates[label]) in (FIRST, LAST) and number not in kept:
-                    raise _Unfit
-                found[label] = self.values[updates[label]]
+            if number is not None and first <= number <= last:
+                like = [updates.get(paths.of(label, to - number)) for to in (first, last)]
+                found[label] = self.update(number - first, *like)
                 continue
-            if number is None:
+            beside = {first - 1: FIRST, last + 1: LAST}.get(-1 if number is None else number)
+            if label not in updates or self.mark(updates[label]) not in (None, BEFORE, BEHIND, beside):
                 raise _Unfit
-            of, last = (updates.get(paths.of(label, to - number)) for to in (first, self.fold._last))
-            if of is None or last is None:
-                raise _Unfit
-            mine = self.place.get(of)
-            if mine is None or mine[0] != FIRST or self.place.get(last) != (LAST, mine[1]):
-                raise _Unfit
-            found[label] = self.value(number - first, mine[1])
+            found[label] = self.values[updates[label]]
         if any(each is not None and self.mark(each) in (FIRST, LAST) for each in self.made.returns):
             raise _Unfit
         return [each and self.values[each] for each in self.made.returns], found
+
+    def update(self, number: int, first: fx.Node | None, last: fx.Node | None) -> fx.Node:
+        """What a state of the block becomes that is `number` behind t, from what those of t and of u become: values of
+        their blocks, or of the neighbours of these."""
+        if first not in self.place or last not in self.place:
+            raise _Unfit
+        mark, at = self.place[first]
+        if self.place[last] != (mark + 1, at):
+            raise _Unfit
+        beside = number + mark - FIRST
+        if 0 <= beside < len(self.written):
+            return self.value(beside, at)
+        return self.values[first if number == 0 else last]

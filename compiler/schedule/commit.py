@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import accumulate
 
 from torch import fx
 
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph
+from monarch.compiler.ops.schema import viewed_operand
 from monarch.compiler.schedule.failing import before_the_commit
 from monarch.compiler.schedule.schedule import Schedule
 
@@ -35,8 +36,13 @@ class CommitLast(Pass):
         if not early:
             return graph
         position = {call: at for at, call in enumerate(calls)}
+        updates = graph.updates
+        replaced = {each for each in graph.placeholders if each.meta["label"] in updates}
+        front = calls[: max(position[call] for call in early)]
+        if not any(call not in early and _reads(call, replaced) for call in front):
+            return graph
         late = _readers_of(calls, [calls[at] for at in Schedule(graph.copy()).state_writers])
-        if not late or max(position[call] for call in early) < min(position[call] for call in late):
+        if not late or len(front) < min(position[call] for call in late):
             return graph
         moved_down = [0, *accumulate(call in late for call in calls)]
         moved_up = [0, *accumulate(call in early for call in calls)]
@@ -51,6 +57,16 @@ class CommitLast(Pass):
         for call in order:
             graph.fx.output_node().prepend(call)
         return graph
+
+
+def _reads(call: fx.Node, values: Container[fx.Node]) -> bool:
+    """Whether a call reads one of these, or a view of one."""
+    for operand in call.all_input_nodes:
+        while (viewed := viewed_operand(operand)) is not None:
+            operand = viewed
+        if operand in values:
+            return True
+    return False
 
 
 def _readers_of(calls: Sequence[fx.Node], first: Iterable[fx.Node]) -> set[fx.Node]:

@@ -10,7 +10,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.ops.schema import is_view
-from monarch.compiler.passes.collectives import first_use, reorder
+from monarch.compiler.passes.collectives import first_use
 from monarch.compiler.schedule.buffers import peak_of
 
 
@@ -91,7 +91,7 @@ def _apart(graph: Graph) -> Graph:
             _put(result, at[wait], at)
         if state:
             gathered = at[wait]
-    reorder(graph, at)
+    graph.reorder(at)
     return graph
 
 

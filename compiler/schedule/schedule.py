@@ -158,7 +158,10 @@ class Schedule:
 
     def is_part(self, value: fx.Node) -> bool:
         """Whether a value is a view of less than the whole buffer that it lies in."""
-        return local_bytes(self.graph, tensor_type(value)) < local_bytes(self.graph, self.roots[value].meta["type"])
+        root = self.roots[value]
+        if root is value:
+            return False
+        return local_bytes(self.graph, tensor_type(value)) < local_bytes(self.graph, root.meta["type"])
 
     def last_uses(self) -> dict[fx.Node, int]:
         """For each value that is no result, the position of the call after which nobody reads it."""

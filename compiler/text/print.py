@@ -34,8 +34,9 @@ def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules:
     if graph.fragments:
         options = {"paths": paths, "why": why, "modules": modules}
         return "\n\n".join(print_graph(fragment, **options) for fragment in graph.fragments.values())
+    types: dict[int, str] = {}
     rows = [
-        _columns(node, graph) + (print_comment(node.meta, paths=paths, why=why, modules=modules),)
+        _columns(node, graph, types) + (print_comment(node.meta, paths=paths, why=why, modules=modules),)
         for node in _values(graph)
     ]
     call_width = max((len(call) for call, _, _ in rows if len(call) <= CALL_COLUMN), default=0)
@@ -63,7 +64,7 @@ def _regions(graph: Graph, **options: bool) -> Iterator[str]:
 
 def print_node(node: fx.Node, graph: Graph | None = None) -> str:
     """One value's line, as in its graph's text; without `graph`, local shapes are left out."""
-    call, type_ = _columns(node, graph)
+    call, type_ = _columns(node, graph, {})
     comment = print_comment(node.meta, paths=False, why=True)
     return f"{call} : {type_}" + (f"  {comment}" if comment else "")
 
@@ -109,9 +110,14 @@ def _values(graph: Graph) -> list[fx.Node]:
     return [node for node in graph.fx.nodes if node.op != "output"]
 
 
-def _columns(node: fx.Node, graph: Graph | None) -> tuple[str, str]:
+def _columns(node: fx.Node, graph: Graph | None, types: dict[int, str]) -> tuple[str, str]:
+    """A value's call and type. `types` are the texts that are known, by the ids of types: equal layers share these."""
     on = f" on {node.meta['mesh']}" if "mesh" in node.meta else ""
-    return f"%{node.name} = {print_call(node)}", print_type(node.meta.get("type", "?"), graph) + on
+    type_ = node.meta.get("type", "?")
+    text = types.get(id(type_))
+    if text is None:
+        text = types[id(type_)] = print_type(type_, graph)
+    return f"%{node.name} = {print_call(node)}", text + on
 
 
 def print_call(node: fx.Node) -> str:

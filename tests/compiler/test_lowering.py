@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 
 from monarch.compiler.context import Context
+from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.fuse import FuseKernels
+from monarch.compiler.kernels.join import JoinKernels
 from monarch.compiler.kernels.products import FuseProducts
 from monarch.compiler.plan import Instruction, Plan, Slot
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.schedule.emit import emit_plan
-from monarch.compiler.text import parse_graph
+from monarch.compiler.text import parse_graph, print_graph
 
 ALL = CompileOptions(kernels="all")
 ON_A_GPU = CompileOptions(kernels="all", target="cuda:90")
@@ -68,8 +70,13 @@ def test_a_norm_is_one_kernel(expect: Callable[..., None]) -> None:
     expect(NORM, FuseKernels(), ALL)
 
 
-def test_updates_of_several_parameters_are_one_kernel(expect: Callable[..., None]) -> None:
-    expect(UPDATES, FuseKernels(), ALL)
+def test_updates_of_several_parameters_are_one_kernel(expect_text: Callable[[str], None]) -> None:
+    expect_text(print_graph(updates(), modules=True))
+
+
+def updates() -> Graph:
+    context = Context(ALL)
+    return JoinKernels().run(FuseKernels().run(parse_graph(UPDATES), context), context)
 
 
 def test_kernels_that_save_little_are_left_out(expect: Callable[..., None]) -> None:
@@ -123,8 +130,7 @@ def test_a_steps_plan(expect_text: Callable[[str], None], target: str) -> None:
 
 
 def test_the_plan_of_kernels(expect_text: Callable[[str], None]) -> None:
-    graph = FuseKernels().run(parse_graph(UPDATES), Context(ALL))
-    expect_text(text_of(emit_plan(graph, ALL)))
+    expect_text(text_of(emit_plan(updates(), ALL)))
 
 
 def text_of(plan: Plan) -> str:

@@ -50,8 +50,8 @@ def test_unknown_passes() -> None:
         "unknown pass 'partition-by-dta'\n"
         "  did you mean partition-by-data? Passes are simplify-views, keep-uneven-apart, "
         "pad-for-divisibility, decompose, simplify-lookups, partition-by-mesh, drop-padding, "
-        "simplify-reductions, join-collectives, agree-on-predicates, fuse-kernels, fuse-products, commit-last, "
-        "rematerialize, overlap-collectives, partition-by-data, partition-by-model."
+        "simplify-reductions, agree-on-predicates, fuse-kernels, join-collectives, join-kernels, fuse-products, "
+        "commit-last, rematerialize, overlap-collectives, partition-by-data, partition-by-model."
     )
 
 
@@ -93,8 +93,9 @@ def test_progress_is_told_after_each_pass() -> None:
         ("partition-by-data", 1),
         ("partition-by-model", 2),
         ("simplify-reductions", 2),
-        ("join-collectives", 2),
         ("fuse-kernels", 2),
+        ("join-collectives", 2),
+        ("join-kernels", 2),
         ("commit-last", 2),
         ("emit-plan", 2),
     ]

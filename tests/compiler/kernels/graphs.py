@@ -13,6 +13,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context
 from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
+from monarch.compiler.kernels.join import JoinKernels
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.options import CompileOptions
@@ -63,7 +64,8 @@ def _type(value: torch.Tensor) -> TensorType:
 
 def fused(graph: Graph, **options: Any) -> Graph:
     """The graph with all its ops that can be in kernels, under other options than the default's."""
-    return FuseKernels().run(graph, Context(CompileOptions(**{"kernels": "all", **options})))
+    context = Context(CompileOptions(**{"kernels": "all", **options}))
+    return JoinKernels().run(FuseKernels().run(graph, context), context)
 
 
 def kernels_of(graph: Graph) -> list[Kernel]:

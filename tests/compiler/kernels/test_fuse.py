@@ -99,6 +99,22 @@ def test_kernels_do_not_reach_across_a_collective() -> None:
     assert [kernel.name for kernel in kernels_of(made)] == ["exp", "neg_add"]
 
 
+def test_kernels_reach_across_a_collective_that_nobody_waits_for() -> None:
+    """Its result is read behind a product, as a gradient's sum is."""
+    graph = parse_graph("""graph @f on mesh<data=2> partitioned<data> {
+  %x = input 0 : f32[64, 64] of f32[64, 64] partial<sum: data>
+  %y = input 1 : f32[64, 64]
+  %a = aten.exp(%y) : f32[64, 64]
+  %r = all_reduce([%x], ["data"], "sum") : (f32[64, 64])
+  %s = getitem(%r, 0) : f32[64, 64]
+  %b = aten.neg(%a) : f32[64, 64]
+  %c = aten.mm(%b, %b) : f32[64, 64]
+  %d = aten.add.Tensor(%c, %s) : f32[64, 64]
+  return %d
+}""")
+    assert [kernel.name for kernel in kernels_of(fused(graph))] == ["exp_neg", "add"]
+
+
 def test_equal_updates_are_one_kernel() -> None:
     def update(*tensors: Tensor) -> tuple[Tensor, ...]:
         step = tensors[-1] + 1

@@ -19,7 +19,7 @@ from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.kernels.recompute import compute_again
 from monarch.compiler.loops.ir import traffic
 from monarch.compiler.loops.text import parse_kernel
-from monarch.compiler.pipeline import lowering, partition_graph
+from monarch.compiler.pipeline import fusing, lowering, partition_graph
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.emit import emit_plan
@@ -68,7 +68,7 @@ def traced(folder: Path, mesh: str, dtype: str = "float32", reduction: str = "",
 def lowered(graph: Graph, target: str = "cpu", kernels: str = "all") -> Graph:
     made = partition_graph(graph)
     context = Context(CompileOptions(target=target, kernels=kernels))
-    for step in lowering(context):
+    for step in [*fusing(context), *lowering(context)]:
         made = step.run(made, context)
     return made
 

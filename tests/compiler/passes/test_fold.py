@@ -15,6 +15,7 @@ from torch import nn
 import monarch
 from monarch.compiler import pipeline
 from monarch.compiler.graph import Graph, Provenance
+from monarch.compiler.kernels import fuse
 from monarch.compiler.partition.steady import FIRST, Unsteady, check_steady
 from monarch.compiler.passes import fold as folding
 from monarch.compiler.passes.fold import Fold, fold
@@ -37,7 +38,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1)
+        return F.dropout(self.down(F.gelu(self.up(self.norm(x)))), 0.1, self.training)
 
 
 class Model(nn.Module):
@@ -55,9 +56,11 @@ class Model(nn.Module):
         return x @ self.embedding.weight.T
 
 
-def traced(layouts: Callable[[nn.Module, Mesh], Any]) -> Graph:
+def traced(layouts: Callable[[nn.Module, Mesh], Any], *, plain: bool = False) -> Graph:
+    """A training step; a `plain` one has no dropout, and does not clip its gradients."""
     mesh = Mesh.abstract(data=2, model=2)
     model = Model()
+    model.train(not plain)
     model = monarch.module_to_mesh(model, mesh, layouts=layouts(model, mesh))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
@@ -67,7 +70,8 @@ def traced(layouts: Callable[[nn.Module, Mesh], Any]) -> Graph:
         optimizer.zero_grad()
         loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        if not plain:
+            nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         optimizer.step()
         return loss
 
@@ -86,8 +90,8 @@ def chain(layers: int = LAYERS, *more: str, kind: Callable[[int], str] = lambda 
     return parse_graph("graph @step on mesh<data=2, model=2> {\n" + "\n".join(lines) + "\n}")
 
 
-def both(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan, bool]:
-    """The plan by way of few blocks, and that of the whole graph; and whether the first one was."""
+def both(graph: Graph, monkeypatch: pytest.MonkeyPatch, kernels: str = "all") -> tuple[Plan, Plan, bool]:
+    """The plan by way of few blocks, and that of the whole graph; and whether the blocks were unfolded with kernels."""
     unfolded: list[bool] = []
 
     def noting(graph: Graph) -> Fold | None:
@@ -103,7 +107,7 @@ def both(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> tuple[Plan, Plan, boo
             monkeypatch.setattr(found, "unfold", noted)
         return found
 
-    options = CompileOptions(kernels="all")
+    options = CompileOptions(kernels=kernels)
     monkeypatch.setattr(folding, "LEAST", LAYERS)
     monkeypatch.setattr(pipeline, "fold", noting)
     few = compile_graph(graph, options)
@@ -136,6 +140,32 @@ def test_a_training_step_becomes_what_the_whole_graph_does(layouts: str, monkeyp
     whole = run_passes(graph, PASSES)
     assert without_names(print_graph(unfolded, modules=True)) == without_names(print_graph(whole, modules=True))
     assert unfolded.updates.keys() == whole.updates.keys()
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_equal_blocks_are_fused_once(layouts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    few, whole, folded = both(traced(LAYOUTS[layouts], plain=True), monkeypatch)
+    assert folded
+    assert without_names(few.graph) == without_names(whole.graph)
+    assert few.hash == whole.hash
+
+
+def test_blocks_whose_kernels_differ_are_fused_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each has its own random numbers, which kernels draw."""
+    few, whole, folded = both(traced(LAYOUTS["replicated"]), monkeypatch)
+    assert not folded
+    assert few.hash == whole.hash
+
+
+def test_whether_kernels_are_worth_it_counts_all_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = r"\1b = aten.sin(\2)\3\n\1 = aten.cos(\1b)\3"
+    graph = parse_graph(re.sub(r"(%h\d+) += aten.gelu\((%a\d+)\)(.*)", two, print_graph(chain(), modules=True)))
+    spared = 2 * 32 * 32 * 4
+    for worthwhile, count in ((LAYERS * spared, LAYERS), (LAYERS * spared + 1, 0)):
+        monkeypatch.setattr(fuse, "WORTHWHILE", worthwhile)
+        few, whole, folded = both(graph, monkeypatch, "auto")
+        assert folded
+        assert [plan.graph.count("= kernel(") for plan in (few, whole)] == [count, count]
 
 
 def test_layers_that_gather_their_weights_have_the_plan_of_the_whole_graph(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,7 +22,7 @@ from monarch.compiler.kernels.triton.calls import TemplateSite, arguments, calls
 from monarch.compiler.kernels.triton.emit import emit, variants_of
 from monarch.compiler.loops.contraction import contraction
 from monarch.compiler.loops.text import parse_kernel
-from monarch.compiler.pipeline import lowering, partition_graph
+from monarch.compiler.pipeline import fusing, lowering, partition_graph
 from monarch.compiler.plan.binaries import check_binaries, kernels_of
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
@@ -67,7 +67,7 @@ def lowered(graph: Graph, target: str, when: str, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("MONARCH_TEMPLATES", when)
     made = partition_graph(graph)
     context = Context(CompileOptions(target=target, kernels="all"))
-    for step in lowering(context):
+    for step in [*fusing(context), *lowering(context)]:
         made = step.run(made, context)
     return made
 
