@@ -88,9 +88,9 @@ def fusing(context: Context) -> list[Pass]:
 
 def lowering(context: Context) -> list[Pass]:
     """The passes behind those of `fusing`, which look at the whole of what one worker runs. Where buckets of
-    collectives end follows from their bytes. What is recomputed to save memory is chosen among kernels: the same kernels
-    on the same values give the same bits, which other kernels of the same ops need not. What collectives are started
-    ahead of is known last."""
+    collectives end follows from their bytes. What is recomputed to save memory is chosen among kernels: the same
+    kernels on the same values give the same bits, which other kernels of the same ops need not. What collectives are
+    started ahead of is known last."""
     options = context.options
     steps: list[Pass] = [JoinCollectives(), JoinKernels()]
     if options.target != "cpu" and context.kernels != "off":
@@ -287,8 +287,8 @@ def compile_graph(
 
 def _by_few_blocks(graph: Graph, context: Context, progress: Progress | None) -> Graph | None:
     """The traced graph behind the passes of `pipeline` and `fusing`. Both have seen a few of its equal blocks alone;
-    where kernels of equal blocks are not equal, only the first have. None where it has not enough blocks that stay equal,
-    and where a report says of each value why it is as it is."""
+    where kernels of equal blocks are not equal, only the first have. None where it has not enough blocks that stay
+    equal, and where a report says of each value why it is as it is."""
     if context.report or settings.dump or (few := fold(graph)) is None:
         return None
     within = replace(context, costs={}, stands_for=few.stands_for)

@@ -476,8 +476,8 @@ def _name(nodes: Iterable[fx.Node]) -> str:
 
 
 def is_heavy(node: fx.Node, key: str) -> bool:
-    """Whether an op computes much that no kernel can: matrix products, attention. Views, blocks of a tensor and elements
-    of a result do not, nor does an op whose results are lowered one by one, nor a collective."""
+    """Whether an op computes much that no kernel can: matrix products, attention. Views, blocks of a tensor and
+    elements of a result do not, nor does an op whose results are lowered one by one, nor a collective."""
     if node.op != "call_function" or node.target in (operator.getitem, ops.kernel) or ops.is_collective(node.target):
         return False
     return not is_transparent(key) and key not in LOCAL_OPS and not is_lowered(key)

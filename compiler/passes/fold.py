@@ -379,6 +379,8 @@ class _Unfolding:
                     self.write_run(each, number + each.mark - run.mark)
             repeated.update(tuple(each.numbers) for each in period)
             at += len(period)
+        if any(len(block) != len(self.marked[FIRST]) for block in self.written):
+            raise _Unfit
         return self.new
 
     # -- what became of the blocks ----------------------------------------------------------------------------------
@@ -409,8 +411,8 @@ class _Unfolding:
                     raise _Unfit
 
     def period(self, at: int) -> list[_Run]:
-        """The runs that are written once for each block from this one on: as many as there are from the run of t that is
-        as this one of u, or the run of u that is as this one of t. None of them where that comes later."""
+        """The runs that are written once for each block from this one on: as many as there are from the run of t that
+        is as this one of u, or the run of u that is as this one of t. None of them where that comes later."""
         run = self.runs[at]
         other = FIRST + LAST - run.mark
         start = self.stands.get((other, tuple(run.numbers)), at) if other in (FIRST, LAST) else at
