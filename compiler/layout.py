@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import product
 
 from monarch.compiler.errors import LayoutError
@@ -129,6 +129,7 @@ class Layout:
             object.__setattr__(self, "varying", tuple(sorted(self.varying)))
 
     @staticmethod
+    @cache
     def replicated(ndim: int) -> Layout:
         """The layout of a tensor of `ndim` dims that every worker has whole."""
         return Layout(((),) * ndim)

@@ -25,8 +25,9 @@ _PYTHON = tuple(
 # Packages that a user installed live below the standard library's folder, and are the user's.
 _INSTALLED = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 
-# Code objects of two files may be equal, so a file's name is always part of the key.
-_sources: dict[tuple[str, CodeType, int, Source | None], Source] = {}
+_sources: dict[tuple[int, int, Source | None], tuple[CodeType, Source]] = {}
+"""The sources of instructions, by the code object's address, which stays its own while it is kept here: code objects
+of two files may be equal, and to hash one reads all of it."""
 _outermost: set[str] = set()
 
 
@@ -70,7 +71,7 @@ def outermost(file: str) -> None:
 def user_frame() -> FrameType | None:
     """The innermost frame that is the user's, or None."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not belongs_to_user(frame.f_code):
+    while frame is not None and not is_users_file(frame.f_code.co_filename):
         frame = frame.f_back
     return None if frame is not None and frame.f_code.co_filename in _outermost else frame
 
@@ -81,12 +82,17 @@ def user_source() -> Source | None:
     if frame is None:
         return None
     caller = _caller(frame) if is_installed(frame.f_code.co_filename) else None
+    return _source_of(frame, caller)
+
+
+def _source_of(frame: FrameType, caller: Source | None = None) -> Source:
     code, lasti = frame.f_code, frame.f_lasti
-    key = (code.co_filename, code, lasti, caller)
-    source = _sources.get(key)
-    if source is None:
-        source = _sources[key] = _locate(code, lasti, frame.f_lineno, caller)
-    return source
+    known = _sources.get((id(code), lasti, caller))
+    if known is None:
+        if len(_sources) > 100_000:  # of a program that runs new code again and again, as `exec` makes it
+            _sources.clear()
+        known = _sources[id(code), lasti, caller] = code, _locate(code, lasti, frame.f_lineno, caller)
+    return known[1]
 
 
 def _caller(frame: FrameType | None) -> Source | None:
@@ -94,10 +100,7 @@ def _caller(frame: FrameType | None) -> Source | None:
     while frame is not None and frame.f_code.co_filename not in _outermost:
         code = frame.f_code
         if belongs_to_user(code) and not is_installed(code.co_filename):
-            key = (code.co_filename, code, frame.f_lasti, None)
-            if (source := _sources.get(key)) is None:
-                source = _sources[key] = _locate(code, frame.f_lasti, frame.f_lineno)
-            return source
+            return _source_of(frame)
         frame = frame.f_back
     return None
 

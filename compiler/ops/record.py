@@ -61,7 +61,7 @@ _RECORDS: dict[str, OpRecord] = {}
 
 def record(op: object) -> OpRecord:
     """The record of an op ("aten.add", `aten.add`, "all_reduce"), or of one overload ("aten.sum.dim_IntList"): a new
-    one where there is none."""
+    one where there is none. It stays the op's, and what is entered later is read in it."""
     return _RECORDS.setdefault(str(op), OpRecord())
 
 
@@ -110,5 +110,5 @@ def records_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        _RECORDS.clear()
-        _RECORDS.update(before)
+        for op, changed in _RECORDS.items():  # in place, for others hold the records
+            vars(changed).update(vars(before.get(op) or OpRecord()))

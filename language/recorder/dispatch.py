@@ -7,15 +7,13 @@ implicit program when a value is needed (`monarch.language.eager`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from monarch.compiler.errors import ArgumentWritten, MonarchError, ProgramError
-from monarch.compiler.ops.record import of_packet
 from monarch.compiler.ops.schema import memory_of, pure_form
-from monarch.compiler.passes.numbers import number_arguments, takes_whole_numbers
 from monarch.compiler.tape import Number, Op, Value, View
 from monarch.language.errors import OperatorError, branch_error, operator_error
 from monarch.language.recorder.known import known_value
@@ -39,6 +37,7 @@ from monarch.language.recorder.varying import (
     varying_together,
 )
 from monarch.language.source import user_source
+from monarch.language.tensors.facts import Facts, facts_of
 from monarch.language.tensors.instead import instead
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import DependsOnData, run_fake
@@ -75,10 +74,11 @@ def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             hint="leave generator= out, and seed with torch.manual_seed(n).",
             source=user_source(),
         )
-    handler = of_packet(func.overloadpacket, "record")
+    facts = facts_of(func)
+    handler = facts.known.record
     if handler is not None:
         return handler(func, args, kwargs)
-    if torch.Tag.inplace_view in func.tags:
+    if facts.moves:
         return _reshape_in_place(func, args, kwargs)
     return record(func, args, kwargs)
 
@@ -128,15 +128,20 @@ def mesh_now() -> Mesh:
 class _Call:
     """The two forms of a call's arguments: for the tape, and for the fake run."""
 
-    def __init__(self, recording: Recording, func: Any) -> None:
+    def __init__(self, recording: Recording, func: Any, facts: Facts) -> None:
         self.recording = recording
         self.func = func
-        self.lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
-        self.whole = bool(self.lifts) and takes_whole_numbers(func)
+        self.lifts = facts.lifts
+        self.whole = facts.whole
 
     def argument(self, value: Any, place: int | str | None = None) -> tuple[Any, Any]:
+        kind = type(value)
+        if kind is float:  # the commonest kinds, before all that a value may be
+            if place in self.lifts and not self.recording.program:
+                return self.recording.lift(value), value
+            return Number.of(value), value
         if isinstance(value, torch.Tensor):
-            if not isinstance(value, DistributedTensor):
+            if kind is not DistributedTensor and not isinstance(value, DistributedTensor):
                 number = getattr(value, "_wrapped_number", None)
                 if number is not None:
                     return self.argument(number, place)
@@ -194,36 +199,53 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
     tensor."""
     mesh = mesh or find_mesh(args, kwargs) or mesh_now()
     recording = recording_for(mesh)
+    facts = facts_of(func)
     if not recording.program:
         if len(recording.tape.ops) >= _EAGER_LIMIT:
             mesh.flush()
-        lifts = number_arguments(func) if isinstance(func, torch._ops.OpOverload) else frozenset()
-        pending = None
-        while pending is not mesh.pending:  # a value that is asked for runs the tape, on which others may have been
-            pending = mesh.pending
-            args = tuple(_number(mesh, value, place in lifts) for place, value in enumerate(args))
-            kwargs = {name: _number(mesh, value, name in lifts) for name, value in kwargs.items()}
-        recording = recording_for(mesh)
-    if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
+        if _has_numbers(args) or _has_numbers(kwargs.values()):
+            pending = None
+            while pending is not mesh.pending:  # a value that is asked for runs the tape, on which others may have been
+                pending = mesh.pending
+                args = tuple(_number(mesh, value, place in facts.lifts) for place, value in enumerate(args))
+                kwargs = {name: _number(mesh, value, name in facts.lifts) for name, value in kwargs.items()}
+        if mesh.pending is not recording:
+            recording = recording_for(mesh)
+    if facts.composite:
         # Reached only under inference mode, which skips autograd, where such ops are taken apart otherwise.
         decomposed = func.decompose(*args, **kwargs)
         if decomposed is not NotImplemented:
             return decomposed
-    call = _Call(recording, func)
-    places = [call.argument(value, i) for i, value in enumerate(args)]
-    keywords = {name: call.argument(value, name) for name, value in kwargs.items()}
+    call = _Call(recording, func, facts)
+    encoded, fakes = [], []
+    for place, value in enumerate(args):
+        on_tape, fake = call.argument(value, place)
+        encoded.append(on_tape)
+        fakes.append(fake)
+    encoded_kwargs, fake_kwargs = [], {}
+    for name, value in kwargs.items():
+        on_tape, fake_kwargs[name] = call.argument(value, name)
+        encoded_kwargs.append((name, on_tape))
     try:
-        out = run_fake(func, [pair[1] for pair in places], {name: pair[1] for name, pair in keywords.items()})
+        out = run_fake(func, fakes, fake_kwargs)
     except DependsOnData as error:
         return _data_dependent(func, args, kwargs, recording, error)
     except MonarchError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        real = _torchs_error(func, [pair[1] for pair in places], {k: pair[1] for k, pair in keywords.items()})
+        real = _torchs_error(func, fakes, fake_kwargs)
         kind, words = operator_error(real or error), str(real or error).strip()
         found = kind(words, hint=_operands(func, args), source=source_now()[0])
         raise (refuse(found) if real is None else found) from error
-    return _results(recording, func, args, kwargs, places, keywords, out)
+    return _results(recording, facts, func, args, kwargs, tuple(encoded), tuple(encoded_kwargs), out)
+
+
+def _has_numbers(values: Iterable[Any]) -> bool:
+    """Whether arguments have a float among them that may be a Scalar of the eager door."""
+    for value in values:  # a loop: a generator for `any` takes longer than all it would look at
+        if isinstance(value, torch.SymFloat):
+            return True
+    return False
 
 
 def _number(mesh: Mesh, value: Any, lifted: bool) -> Any:
@@ -258,17 +280,17 @@ def _torchs_error(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Excepti
 
 def _results(
     recording: Recording,
+    facts: Facts,
     func: Any,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    places: list[tuple[Any, Any]],
-    keywords: dict[str, tuple[Any, Any]],
+    encoded: tuple[Any, ...],
+    encoded_kwargs: tuple[tuple[str, Any], ...],
     out: Any,
 ) -> Any:
     single = isinstance(out, torch.Tensor)
     fakes = [out] if single else list(out) if isinstance(out, (list, tuple)) else []
-    schema = func._schema
-    if not any(isinstance(fake, torch.Tensor) for fake in fakes) and not schema.is_mutable:
+    if not single and not facts.mutable and not any(isinstance(fake, torch.Tensor) for fake in fakes):
         return out  # a question about shapes, or which kernel to take
     tape = recording.tape
     varying: tuple[str, ...] = ()
@@ -276,12 +298,14 @@ def _results(
         operands = list(_distributed((args, list(kwargs.values()))))
         varying = varying_together(operands)
         check_gradients(operands, varying)
-    encoded = tuple(pair[0] for pair in places)
-    encoded_kwargs = tuple((name, pair[0]) for name, pair in keywords.items())
-    if schema.is_mutable:
+    if facts.mutable:
         return _results_of_write(recording, func, args, kwargs, encoded, encoded_kwargs, out, varying)
-    view = memory_of(func).view
+    view = facts.view
     where = source_now()
+    if single and not view:
+        result = tape.value(out)
+        recording.put(Op(func, encoded, encoded_kwargs, result, *where))
+        return recording.new(out, result, varying)
     values: list[Value | None] = []
     for index, fake in enumerate(fakes):
         if not isinstance(fake, torch.Tensor):

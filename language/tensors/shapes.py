@@ -16,7 +16,8 @@ import torch
 
 from monarch.compiler.alike import Memo, frozen
 from monarch.compiler.loading import unwatched
-from monarch.compiler.ops.record import enter, of_packet
+from monarch.compiler.ops.record import enter
+from monarch.language.tensors.facts import facts_of
 
 aten = torch.ops.aten
 
@@ -43,16 +44,16 @@ def to_fake(tensor: torch.Tensor) -> torch.Tensor:
 
 def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """An op's results on tensors without data. Raises DependsOnData, or what PyTorch raises."""
+    simple = facts_of(func).known.shape
+    if simple is not None and not kwargs:
+        known = simple(*args)
+        if known is not None:
+            return known
     if torch.Tag.data_dependent_output in func.tags or _is_masked(func, args) or _is_counted(func, kwargs):
         raise DependsOnData
     if func.overloadpacket is aten._fused_sdp_choice:
         # Which attention kernel to take depends on the device: ask for the one that the workers have.
         return func(*map(_without_memory, args), **{name: _without_memory(value) for name, value in kwargs.items()})
-    simple = of_packet(func.overloadpacket, "shape")
-    if simple is not None and not kwargs:
-        known = simple(*args)
-        if known is not None:
-            return known
     if _takes_device(func):
         kwargs = {**kwargs, "device": _META}
     try:
@@ -123,16 +124,22 @@ def _plain(*tensors: Any) -> bool:
 
 
 def _pointwise(*args: Any) -> torch.Tensor | None:
-    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-    if not all(isinstance(arg, (torch.Tensor, int, float)) for arg in args) or not _plain(*tensors):
-        return None
-    shape: tuple[int, ...] = tuple(tensors[0].shape)
-    for tensor in tensors[1:]:
-        if tensor.shape != shape:
-            if not _broadcast(shape, tuple(tensor.shape)):
+    dtype: torch.dtype | None = None
+    shape: tuple[int, ...] = ()
+    for arg in args:
+        if not isinstance(arg, torch.Tensor):
+            if not isinstance(arg, (int, float)):
                 return None
-            shape = tuple(torch.broadcast_shapes(shape, tensor.shape))
-    return make_fake(shape, tensors[0].dtype)
+            continue
+        if dtype is None:
+            dtype, shape = arg.dtype, tuple(arg.shape)
+        elif arg.shape != shape:
+            if not _broadcast(shape, tuple(arg.shape)):
+                return None
+            shape = tuple(torch.broadcast_shapes(shape, arg.shape))
+        if arg.dtype != dtype or not arg.is_contiguous():
+            return None
+    return make_fake(shape, dtype) if dtype is not None and dtype.is_floating_point else None
 
 
 def _broadcast(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
