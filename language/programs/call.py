@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import ArgumentWritten, ProgramError
 from monarch.compiler.symbols import Scope, has_names
 from monarch.compiler.types import TensorType
 from monarch.language.programs.arrays import ARRAYS, as_annotated
@@ -195,6 +195,38 @@ class Call:
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
+
+
+def apart(call: Call, symbols: list[Any], as_made: list[dict[str, Any]], reached: Container[int]) -> list[int]:
+    """The distributed arguments, by number, by which the program may differentiate. Raises ArgumentWritten where it has
+    one of these by another way too (`reached`, by id), for in the trace they are two; and where it has given an
+    argument other data, an attribute or a hook."""
+    found: list[int] = []
+    for number, (symbol, leaf, own) in enumerate(zip(symbols, call.leaves, call.given, strict=False)):
+        if not isinstance(symbol, DistributedTensor) or symbol is leaf:
+            continue
+        what = ""
+        on_mesh = isinstance(leaf, DistributedTensor)
+        if symbol._ref is not as_made[number]["_ref"]:
+            what = "is given other data"
+        elif on_mesh and (_differ(vars(symbol), as_made[number]) or symbol._backward_hooks):
+            what = "is given an attribute or a hook"
+        elif on_mesh and symbol.is_leaf and symbol.requires_grad:
+            found.append(number)
+            is_view = own is not leaf and own.is_leaf and own.requires_grad
+            what = "is differentiated by, and reached by another way too" if is_view or id(own) in reached else ""
+        if what:
+            raise ArgumentWritten(
+                f"argument {number} of the program {what}",
+                hint="its caller would not see it: place it on the mesh, x = monarch.distribute(x, mesh), and pass\n"
+                "that.",
+                source=user_source(),
+            )
+    return found
+
+
+def _differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    return first.keys() != second.keys() or any(first[key] is not second[key] for key in first)
 
 
 def differentiated(symbols: list[Any], leaves: list[Any], given: list[Any]) -> tuple[list[tuple[int, bool]], list[int]]:

@@ -47,6 +47,10 @@ class Outcome:
     """The call's arguments as the caller has them, positional ones and others."""
     made: dict[Any, Any] = field(default_factory=dict)
 
+    def look(self) -> None:
+        """Note the arguments before lists and dicts among them change."""
+        self.own, self.passed = pytree.tree_leaves(self.given), containers_in(*self.given)
+
     @cached_property
     def own(self) -> list[Any]:
         """The arguments, flat, each the caller's very object."""
@@ -313,7 +317,7 @@ class Effects:
             return number is not None and isinstance(self._arguments[number], DistributedTensor)
         if isinstance(value, DistributedTensor) and id(value) not in self._memo:
             ref = value._ref
-            while ref.parent is not None and id(ref) not in self._refs:
+            while ref.parent is not None and id(ref) not in self._refs and id(ref) not in self._inputs:
                 ref = ref.parent
             number = self._inputs.get(id(ref))
             if number is not None:
@@ -415,6 +419,9 @@ class Effects:
         if spot is not None:
             self._guards.use(spot)
             return lambda outcome: outcome.live[spot]._ref
+        number = self._inputs.get(id(ref))
+        if number is not None and isinstance(self._arguments[number], DistributedTensor):
+            return lambda outcome: outcome.own[number]._ref
         if ref.parent is not None:
             parent, fake, view = self._ref(ref.parent), ref.fake, ref.view
             place = None if ref.place is None else self._tensor(ref.place, False)
@@ -425,9 +432,6 @@ class Effects:
 
             return viewed
         cell = ref.cell
-        number = self._inputs.get(id(ref))
-        if number is not None and isinstance(self._arguments[number], DistributedTensor):
-            return lambda outcome: outcome.own[number]._ref
         if id(cell) in self._recording.input_cells:
             raise ProgramError(
                 "the program leaves a view of an argument in Python that is a plain tensor",
@@ -552,6 +556,8 @@ class Effects:
 
     def repeat(self, guards: Guards, outcome: Outcome) -> list[Change | Gradients]:
         """The trace's changes in Python, with the values that this call has made. Changes nothing yet."""
+        if self.passed:
+            outcome.look()
         changes: list[Change | Gradients] = []
         nodes, live, arguments = guards.nodes, outcome.live, outcome.arguments
         if self._others is None:

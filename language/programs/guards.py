@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.errors import ProgramError, Source
+from monarch.compiler.errors import ArgumentWritten, Source
 from monarch.language.programs import native
 from monarch.language.programs.checks import Found, compile_check
 from monarch.language.programs.classify import OPAQUE, kind_of
@@ -123,6 +123,8 @@ class Guards:
         """The places of the tensors that the graph reads."""
         self._which: list[Any] | None = None
         """Where arguments stand in Python too, if code may have asked which objects they are."""
+        self._told_anyway = False
+        """Whether distributed arguments are read as what the program closes over is, and so need no more guards."""
         self._by_parts = False
         """Whether some of them are compared by their parts, as tuples are."""
         self._free = free
@@ -317,18 +319,20 @@ class Guards:
                     Source(code.co_filename, code.co_firstlineno),
                 )
 
-    def tell_arguments(self, leaves: list[Any]) -> None:
+    def tell_arguments(self, leaves: list[Any], written: bool) -> None:
         """Expect the arguments where they are now, if the program may have asked which objects they are. Raises
-        ProgramError for a tensor that the program reaches by another way too: in a trace they are two."""
+        ArgumentWritten for a tensor that the program reaches by another way too: in a trace they are two, unless
+        arguments are read as what it closes over is (`written`), and then the other guards know where they are."""
         if not self.entered.asks_which:
             return
+        self._told_anyway = written
         places = {self.nodes[number].ids[at]: (number, at) for number, at in self._aliases.apart}
         self._which = self._places_of(leaves, places)
-        for number, (leaf, place) in enumerate(zip(leaves, self._which, strict=True)):
+        for number, (leaf, place) in enumerate(zip(leaves, self._which, strict=False)):
             kind = kind_of(leaf)
             self._by_parts = self._by_parts or not (kind is None or isinstance(kind, str) or kind.by_identity)
             if place and isinstance(leaf, torch.Tensor) and self.entered.identifies:
-                raise ProgramError(
+                raise ArgumentWritten(
                     f"argument {number} of the program is a tensor that it reads from Python too, and it asks by 'is' "
                     "or 'id' which tensor it has",
                     hint="pass a copy, x.clone(), or have the program read it from Python alone.",
@@ -336,6 +340,8 @@ class Guards:
                 )
 
     def _places_of(self, arguments: list[Any], places: dict[int, Spot]) -> list[Any]:
+        if self._told_anyway:
+            arguments = [None if type(each) is DistributedTensor else each for each in arguments[:-1]]
         watched = self._watched
         return [id(each) if id(each) in watched else places.get(id(each)) for each in arguments]
 
@@ -348,6 +354,10 @@ class Guards:
         """Let go of what only building needed."""
         del self._snapshot, self.entered, self._values, self._states, self._places, self._written, self._codes
         self.spot_of, self.node_of = {}, {}
+
+    def expects(self, tensors: list[Any]) -> bool:
+        """Whether one of these is a tensor that the program reads from Python."""
+        return not self._aliases.tensors.isdisjoint(map(id, tensors))
 
     # -- checking ------------------------------------------------------------------------------------------------
 

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import MonarchError, Source
+from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
 from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import PLAIN
 from monarch.language.programs.passed import repeated
+from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
 from monarch.language.tensors.tensor import Cell, DistributedTensor
@@ -38,7 +39,14 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
     if kwargs or not _LEAVES.issuperset(map(type, leaves)):
         nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
         if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
-            leaves, spec = pytree.tree_flatten((args, kwargs))
+            try:
+                leaves, spec = pytree.tree_flatten((args, kwargs))
+            except RecursionError:
+                raise ProgramError(
+                    f"an argument of '{program}' holds itself, or lists and dicts in too many levels",
+                    hint="pass its parts as arguments of their own, or have the program close over it.",
+                    source=user_source(),
+                ) from None
     repeats = repeats_of(leaves)
     key: list[Any] = [modes(), spec, repeats if spec is None else (repeats, repeated(args, kwargs))]
     for number, leaf in enumerate(leaves):

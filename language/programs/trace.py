@@ -24,7 +24,7 @@ from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
-from monarch.language.programs.call import Call, differentiated
+from monarch.language.programs.call import Call, apart, differentiated
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
@@ -110,6 +110,8 @@ class Trace:
     """Where each hyperparameter is found: its place, and its number among several."""
     requiring: list[tuple[int, bool]]
     """The plain arguments, by number, that the program has require a gradient, or none."""
+    apart: list[int]
+    """The arguments, by number, by which it may differentiate: no other way leads to them."""
     scope: Scope | None
     """The named sizes that it is valid for all values of, under conditions; None where it has none."""
     free: frozenset[str | int]
@@ -282,6 +284,7 @@ def _trace(
     attempt.mesh, attempt.undo = mesh, undo
     try:
         inputs_, arguments = _symbolic(recording, call, leaves, types, symbolic)
+        as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
         passed = Passed(
             call.args, call.kwargs, pytree.tree_unflatten(inputs_[: call.spec.num_leaves], call.spec), not call.examples
         )
@@ -296,7 +299,11 @@ def _trace(
             if symbols is not None:
                 stack.enter_context(symbols.tracing())
             stack.enter_context(entered.watching())
-            returned = next(_apart(function, args, kwargs))
+            try:
+                returned = next(_alone(function, args, kwargs))
+            except RuntimeError:
+                apart(call, inputs_, as_made, snapshot.held)  # as autograd's, which has not found the other one
+                raise
             if current.refused is not None:
                 raise current.refused  # which the program has caught
         if entered.seeded is not None:
@@ -321,7 +328,8 @@ def _trace(
         if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
             raise Specialise("it leaves a named size in Python")
         guards = Guards(snapshot, entered, roots, free, moving | call.moving, _rebound(own), set(recording.states))
-        guards.tell_arguments(leaves)
+        guards.tell_arguments(leaves, call.written)
+        requiring_apart = apart(call, inputs_, as_made, guards.spot_of)
         effects = Effects(guards, recording, inputs_, call.given, passed)
         for held, now in own:
             effects.add(held, now)
@@ -420,6 +428,7 @@ def _trace(
         returned=returned,
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
+        apart=requiring_apart,
         scope=None if symbols is None else symbols.scope,
         free=unsaid(states, leaves, types, recording.questions),
         large=large,
@@ -479,7 +488,7 @@ def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[
     return [found.get(id(cell)) for cell in cells]
 
 
-def _apart(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
+def _alone(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
     """Gives what the function returns. A generator has an error that it handles to itself: where a refusal is raised at
     a line of the program's own, in a handler, Python forgets to take back which error is handled."""
     yield function(*args, **kwargs)

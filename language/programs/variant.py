@@ -353,6 +353,7 @@ class Variant:
         }
         left = [(ident, trace.escapes[number][2]) for ident, number in self._left.items()]
         self._meshes = {ident: trace.homes[value] for ident, value in left if trace.homes}
+        self._apart = trace.apart
         self._has_numbers = bool(trace.arguments or self._hyperparameters)
         effects = trace.effects.steps or trace.effects.passed
         touched = self.guards.states or compiled.left_updates or effects or trace.returned
@@ -377,7 +378,7 @@ class Variant:
             if mesh._shape is not shape and mesh._shape != shape:
                 return None
         checked = self.guards.check(leaves)
-        if checked is None:
+        if checked is None or (self._apart and self.guards.expects([leaves[number] for number in self._apart])):
             return None
         live, states = checked
         scalars = self._scalars(leaves, live) if self._has_numbers else {}

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from monarch.compiler.errors import ProgramError
 from monarch.language import DistributedTensor, Mesh, distribute, program
 from monarch.language.errors import TracedAgainWarning
 
@@ -175,3 +176,16 @@ def test_a_list_that_grows_is_named_once(mesh: Mesh) -> None:
         for _ in range(12):
             step(found, torch.ones(2))
     assert len(said) == 1 and len(found) == 12
+
+
+def test_what_holds_itself_is_refused(mesh: Mesh) -> None:
+    @program
+    def step(found: Any) -> torch.Tensor:
+        return found["x"] + 1
+
+    given: dict[str, Any] = {"x": torch.ones(3)}
+    given["more"] = [given]
+    with pytest.raises(ProgramError, match="an argument of 'step' holds itself"):
+        step(given)
+    del given["more"]
+    assert step(given).tolist() == [2] * 3

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh, distribute, program
 
 Decorate = Callable[[Callable[..., Any]], Any]
@@ -115,6 +116,112 @@ def state(as_program: Decorate, place: Place) -> Any:
     return step(plain), step(total[1]), step(plain), step(total), step(total[1:3]), total
 
 
+def overlapping(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(a: torch.Tensor, b: torch.Tensor) -> Any:
+        a.add_(1)
+        return b[0], b
+
+    base = place(some(0, 6, 2))
+    found: list[Any] = []
+    for first, second in ((base[0:4], base[2:6]), (place(some(1, 4, 2)), place(some(2, 4, 2))), (base[2:6], base[0:4])):
+        row, same = step(first, second)
+        row.add_(5)
+        found += [same is second, first.clone(), second.clone()]
+    return found, base
+
+
+def with_dict(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(found: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> Any:
+        x.add_(y)
+        found["sum"] = x.sum()
+        found["n"] = 2
+        return x, found["sum"], x[0]
+
+    results: list[Any] = []
+    for seed in range(4):
+        x, found = place(some(seed, 4)), {}
+        same, total, row = step(found, x, some(seed + 9, 4))
+        row.mul_(2)
+        results += [same is x, found["sum"] is total, x.clone(), total]
+    return results
+
+
+def asked(as_program: Decorate, place: Place) -> Any:
+    held = place(some(5, 3))
+
+    @as_program
+    def step(x: torch.Tensor, found: list[Any]) -> Any:
+        x.mul_(2)
+        found.append(found[0] + 1)
+        return x is found[0], x is held, found[-1] + held
+
+    found: list[Any] = []
+    for seed in range(8):
+        x = held if seed in (2, 5) else place(some(seed, 3))
+        given = [x] if seed % 2 else [place(some(seed + 9, 3))]
+        found += [step(x, given), given, x.clone()]
+    return found, held
+
+
+def asked_unwritten(as_program: Decorate, place: Place) -> Any:
+    held = [place(some(5, 3))]
+
+    @as_program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if x is held[0] else x - 1
+
+    other = place(some(6, 3))
+    return [step(x) for x in (other, held[0], other, held[0], held[0][:])]
+
+
+def given_data(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(a: Any, b: torch.Tensor) -> Any:
+        data = a.data
+        a.data, b.data = b.data, data
+        a.note = getattr(a, "note", 0) + 1
+        return a - b
+
+    found: list[Any] = []
+    for seed in range(3):
+        a: Any = place(some(seed, 3))
+        b = place(some(seed + 9, 3))
+        found += [step(a, b), step(a, b), step(a, b), a, b, a.note]
+    return found
+
+
+def differentiated(as_program: Decorate, place: Place) -> Any:
+    held, other = place(some(1, 3)).detach().requires_grad_(), place(some(2, 3)).detach().requires_grad_()
+
+    @as_program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((x * held * 2).sum(), held)[0]
+
+    @as_program
+    def alone(x: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((x * 2).sum(), held)[0]
+
+    return [step(x) for x in (other, held, other, held)], alone(held)
+
+
+def stepped(as_program: Decorate, place: Place) -> Any:
+    ours, others = ([place(some(seed + at, 3)).detach().requires_grad_() for at in range(2)] for seed in (0, 2))
+    optimizer = torch.optim.Adam(ours, lr=0.1)
+
+    @as_program
+    def step(parameters: list[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        loss = ((x * parameters[0]).sum() - parameters[1].sum()) ** 2
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = [step(each, some(seed, 3)) for seed, each in enumerate((others, others, ours, ours, others, ours))]
+    return found, ours, others, [each.grad for each in (*ours, *others)]
+
+
 def whole(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         return value.detach().tolist()
@@ -123,8 +230,26 @@ def whole(value: Any) -> Any:
     return [*map(whole, value)] if isinstance(value, (list, tuple)) else value
 
 
+EACH = [
+    cache,
+    optimizer,
+    shared,
+    statistics,
+    returned,
+    written_and_returned,
+    state,
+    overlapping,
+    with_dict,
+    asked,
+    asked_unwritten,
+    given_data,
+    differentiated,
+    stepped,
+]
+
+
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
-@pytest.mark.parametrize("of", [cache, optimizer, shared, statistics, returned, written_and_returned, state])
+@pytest.mark.parametrize("of", EACH)
 def test_what_a_program_writes_to_its_arguments_is_written(mesh: Mesh, of: Callable[..., Any]) -> None:
     ours = whole(of(program, lambda tensor: distribute(tensor, mesh)))
     theirs = whole(of(lambda function: function, lambda tensor: tensor))
@@ -144,3 +269,15 @@ def test_other_tensors_cost_no_trace(mesh: Mesh) -> None:
         assert step(x, torch.ones(3)).item() == pytest.approx(some(seed, 3).sum().item() + 3, abs=1e-5)
         traces.append(sum(each.traces for each in step.remembered))
     assert traces == [1] * 4
+
+
+def test_other_data_for_a_plain_argument_is_refused(mesh: Mesh) -> None:
+    @program
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.data = y + 1
+        return x * 2
+
+    with pytest.raises(ProgramError, match="argument 0 of the program is given other data"):
+        step(torch.ones(3), torch.ones(3))
+    x = distribute(torch.ones(3), mesh)
+    assert step(x, torch.ones(3)).tolist() == [4] * 3 and x.tolist() == [2] * 3
