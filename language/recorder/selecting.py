@@ -7,6 +7,7 @@ says: that is no view, for `x` is the same on all workers.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -43,7 +44,27 @@ def put(x: torch.Tensor, index: Any, value: Any) -> None:
                 source=user_source(),
             )
         x = _select(x, dim, place)
-    torch.Tensor.__setitem__(x, rest or (...,), value)
+    if len(rest) == 1 and _is_one_for_all(x, rest[0], value):
+        mask, after = rest[0], x.ndim - rest[0].ndim
+        one = value.reshape(value.shape[max(value.ndim - after, 0) :])
+        x.copy_(torch.where(mask.view(*mask.shape, *(1,) * after), one, x))
+    else:
+        torch.Tensor.__setitem__(x, rest or (...,), value)
+
+
+def _is_one_for_all(x: torch.Tensor, mask: Any, value: Any) -> bool:
+    """Whether `x[mask] = value` puts one value wherever the mask is set, and the value needs a gradient: PyTorch's
+    would select by the mask, whose number of hits only the workers know."""
+    if not torch.is_grad_enabled() or not isinstance(value, torch.Tensor) or not value.requires_grad:
+        return False
+    if not isinstance(mask, DistributedTensor) or mask.dtype is not torch.bool:
+        return False
+    return mask.shape == x.shape[: mask.ndim] and value.dtype == x.dtype and _rows(value, x.ndim - mask.ndim) == 1
+
+
+def _rows(value: torch.Tensor, ndim: int) -> int:
+    """How many values there are, each of which has so many dims."""
+    return math.prod(value.shape[: max(value.ndim - ndim, 0)])
 
 
 def narrow(x: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:

@@ -163,6 +163,10 @@ def _is_row_major(fake: torch.Tensor) -> bool:
     return fake.storage_offset() == 0
 
 
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, DistributedTensor) and index.dtype is torch.bool
+
+
 def _has_place(index: Any) -> bool:
     """Whether among the entries of an index there is a tensor without dims, which PyTorch takes for a number."""
     entries = index if type(index) is tuple else (index,)
@@ -391,7 +395,7 @@ class DistributedTensor(_Base):
         return operations.selected(self, index) if _has_place(index) else super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if _has_place(index):
+        if _has_place(index) or _is_mask(index):
             operations.put(self, index, value)
         else:
             super().__setitem__(index, value)

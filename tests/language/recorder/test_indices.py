@@ -119,3 +119,19 @@ def test_a_block_of_rows_refuses_an_index_that_is_in_no_block() -> None:
     ):
         with pytest.raises(IndexError, match="out of range: 11, and there are 8 rows"):
             call()
+
+
+@pytest.mark.parametrize("shape", [(3,), (), (1, 3), (1,)])
+def test_a_value_that_is_put_where_a_mask_is_set_has_its_gradient(mesh: Mesh, shape: tuple[int, ...]) -> None:
+    def put(x: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, value = x.detach().requires_grad_(), value.detach().requires_grad_()
+        y = x * 2
+        y[mask] = value * 3
+        y[y > 1] = value.sum()
+        return y, *torch.autograd.grad((y * torch.arange(15).view(5, 3).cos()).sum(), [x, value])
+
+    given = TABLE[:5, :3] - 6, torch.linspace(-0.2, 0.2, 5)[: max(shape, default=1)].reshape(shape) + 0.1
+    rows = torch.tensor([True, False, True, False, True])
+    placed = monarch.distribute(given[0], mesh, "[@model, -]"), *(monarch.distribute(x, mesh) for x in (given[1], rows))
+    for got, want in zip(monarch.program(put)(*placed), put(*given, rows), strict=True):
+        torch.testing.assert_close(got.full_tensor(), want)

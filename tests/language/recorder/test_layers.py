@@ -293,3 +293,20 @@ def test_a_weight_norm_of_what_is_not_contiguous(branches: bool, mesh: Mesh) -> 
     )
     for ours, theirs in zip(found, gradient(lambda test, then, other: then(), v, g), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("of_weight", [None, torch.float32], ids=["halves", "floats"])
+def test_norms_of_halves_have_pytorchs_numbers(dtype: torch.dtype, of_weight: torch.dtype | None) -> None:
+    """Whose statistics are halves on CPUs, and float32 on GPUs."""
+
+    def norms(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
+        y = F.layer_norm(x, [4], w, w) + F.batch_norm(x, None, None, w, w, training=True)
+        return y, *torch.autograd.grad((y.float() * torch.arange(4).cos()).sum(), [x, w])
+
+    given = torch.linspace(-1, 1, 24).sin().view(6, 4).to(dtype), torch.linspace(0.5, 1, 4).to(of_weight or dtype)
+    with partitioned_mesh(data=2) as mesh:
+        placed = monarch.distribute(given[0], mesh, "[@data, -]"), monarch.distribute(given[1], mesh)
+        for got, want in zip(monarch.program(norms)(*placed), norms(*given), strict=True):
+            torch.testing.assert_close(got.full_tensor(), want, rtol=0.02, atol=0.02)
