@@ -101,6 +101,15 @@ class Call:
         at = len(self.leaves) - 1
         return {("argument", at, number) for number in range(len(self.leaves[at]))}
 
+    def path_of(self, number: int) -> str:
+        """How an argument is written in the function, by its number among the leaves: "i", "state['n']"."""
+        path: Any = pytree.tree_flatten_with_path((self.args, self.kwargs))[0][number][0]
+        group, first, *rest = path
+        key = first.key if group.idx else first.idx
+        names = [each.name for each in parameters(self.function) if each.kind in _POSITIONAL]
+        name = names[key] if isinstance(key, int) and key < len(names) else key
+        return f"{name}{pytree.keystr(tuple(rest))}"
+
     @property
     def given(self) -> list[Any]:
         """The caller's own object for each leaf."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -89,6 +89,8 @@ class Specialised:
 
     def __init__(self) -> None:
         self._shapes: dict[Any, list[tuple[tuple[int, ...], ...]]] = {}
+        self._values: dict[tuple[int, int], set[int | str]] = {}
+        """The numbers and texts among the arguments, by how many leaves there are, and which one it is."""
         self._said = self._told = False
 
     def why(self, program: str, error: Exception) -> None:
@@ -117,6 +119,24 @@ class Specialised:
                 stacklevel=5,
             )
 
+    def note_values(self, program: str, leaves: list[Any], path_of: Callable[[int], str]) -> None:
+        """Note likewise the whole numbers and texts, and say where one is another at each call. `path_of` says how a
+        leaf is written: "i", "state['n']"."""
+        for number, leaf in enumerate(leaves):
+            if type(leaf) not in (int, str):
+                continue
+            seen = self._values.setdefault((len(leaves), number), set())
+            if len(seen) < MANY_VALUES and leaf not in seen:
+                seen.add(leaf)
+                if len(seen) == MANY_VALUES:
+                    way = "" if type(leaf) is str else ": one that is computed with can be a float, or a tensor"
+                    warnings.warn(
+                        f"the program '{program}' is traced and compiled for each value of '{path_of(number)}' "
+                        f"({leaf!r} is number {MANY_VALUES}){way}.",
+                        PerformanceWarning,
+                        stacklevel=5,
+                    )
+
     def _spelled(self, leaves: list[Any], names: Mapping[int, str], annotations: Mapping[str, TensorType]) -> str:
         numbers = [
             number
@@ -141,6 +161,8 @@ class Specialised:
 
 
 _OFTEN = 3
+MANY_VALUES = 8
+"""The eighth value of a number or text is said to be one too many."""
 _SHAPES = 64
 _LETTERS = "nmklpqrs"
 

@@ -254,6 +254,7 @@ class Program(Generic[P, R]):
             self._note_length()
         if compiled.template is None and self._keeps_names:
             memory.specialised.note(self._name, leaves, call.names, self._annotations.types)
+        memory.specialised.note_values(self._name, leaves, call.path_of)
         found.release()
         return result
 

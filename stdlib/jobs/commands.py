@@ -12,8 +12,10 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.mesh import Extent, Point
@@ -114,7 +116,29 @@ def execute(
     Raises MonarchError where the command cannot be started, or a mesh has no such coordinates; SupervisionError where a
     host is lost. Then, and on ^C, the command is ended everywhere.
     """
-    return asyncio.run(_execute(meshes, command, per_host or {}, point or {}, env or {}, folder))
+    return _run(_execute(meshes, command, per_host or {}, point or {}, env or {}, folder))
+
+
+def _run(work: Coroutine[Any, Any, int]) -> int:
+    """`asyncio.run`, also where this thread runs a loop already, as a notebook's does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(work)
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any]]] = []
+
+    async def noted() -> int:
+        running.append((asyncio.get_running_loop(), asyncio.ensure_future(work)))
+        return await running[0][1]
+
+    with ThreadPoolExecutor(1) as thread:
+        found = thread.submit(asyncio.run, noted())
+        try:
+            return found.result()
+        except KeyboardInterrupt:
+            for loop, task in running:
+                loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 async def _execute(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import pty
@@ -20,6 +21,7 @@ import pytest
 
 from monarch.compiler.cli.hosts import main
 from monarch.job import LocalJob, job_load
+from monarch.stdlib.jobs.commands import execute
 from monarch.stdlib.jobs.local import start_of
 from tests import python
 from tests.compiler.cli.test_hosts import command
@@ -137,6 +139,17 @@ def test_what_cannot_be_run_is_refused_before_any_command_starts(
             main()
         out, err = capsys.readouterr()
         assert out == "" and why in err, wrong
+
+
+def test_a_command_runs_where_a_loop_runs_already(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """As in a notebook."""
+
+    async def cell() -> int:
+        job = LocalJob(["first"]).state(folder / ".monarch" / "job_state.pkl")
+        return execute({"first": job.first}, ["sh", "-c", "echo here; exit 3"])
+
+    assert asyncio.run(cell()) == 3
+    assert "here" in capfd.readouterr().out
 
 
 def test_a_job_whose_hosts_have_ended_is_to_be_applied_again(folder: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.compiler.errors import LayoutError, PerformanceWarning, ProgramError
 from monarch.compiler.execution.factories import executors_by
 from monarch.language import Mesh, distribute, module_to_mesh, program
 from monarch.language.compile import compiling_with
@@ -318,3 +318,21 @@ def test_an_example_for_two_arguments_is_two_inputs(mesh: Mesh) -> None:
     x = torch.ones(4)
     traced = monarch.program(mesh=mesh)(lambda a, b: a - b).trace(x, x)
     assert str(traced.graph).count(" = input ") == 2
+
+
+def test_a_number_or_text_that_is_another_at_each_call_is_named_once(mesh: Mesh) -> None:
+    @program(mesh=mesh)
+    def step(x: torch.Tensor, at: int, *, state: dict[str, Any], flag: bool = False) -> torch.Tensor:
+        return x * at
+
+    with pytest.warns(PerformanceWarning) as said:
+        for number in range(12):
+            step(torch.ones(2), 5, state={"n": [number], "name": "a"}, flag=number % 2 == 0)
+            step(torch.ones(2), number, state={"n": [0], "name": str(number)})
+    assert sorted(str(each.message) for each in said) == [
+        "the program 'step' is traced and compiled for each value of 'at' (7 is number 8): one that is computed with "
+        "can be a float, or a tensor.",
+        "the program 'step' is traced and compiled for each value of 'state['n'][0]' (7 is number 8): one that is "
+        "computed with can be a float, or a tensor.",
+        "the program 'step' is traced and compiled for each value of 'state['name']' ('7' is number 8).",
+    ]
