@@ -40,7 +40,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from monarch.compiler.cost.machine import MACHINES, Link, Machine
+from monarch.compiler.cost.link import Link
+from monarch.compiler.cost.machine import MACHINES, Machine
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.layout import ITEM_SIZES, MeshSpec
 from monarch.compiler.sizes import parse_bytes

@@ -12,23 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-
-@dataclass(frozen=True)
-class Link:
-    """What connects workers.
-
-    `bandwidth`  bytes a second in one direction
-    `latency`    seconds from the first byte's sending until a waiting peer goes on
-    `message`    seconds of a sender for each message
-    """
-
-    bandwidth: float
-    latency: float
-    message: float = 0.0
-
-    def slower(self, times: float) -> Link:
-        """One on which all takes so many times as long."""
-        return Link(self.bandwidth / times, self.latency * times, self.message * times)
+from monarch.compiler.cost.link import Link
 
 
 @dataclass(frozen=True)
@@ -113,11 +97,6 @@ MACHINES: dict[str, Machine] = {
         64 * 1024,
     ),
 }
-
-NETWORK = Link(bandwidth=1.2e9, latency=120e-6, message=40e-6)
-"""Between hosts, all of whose workers share it. Of the tcp transport, rounded up from what `python -m benchmarks
-transports` prints on a quiet machine (a signal there and back in 54 µs, 2.0 GB/s over loopback): workers compute
-meanwhile, and networks are slower."""
 
 BALANCED = Machine({"f32": 4.0}, memory=10.0, link=Link(bandwidth=1.0, latency=64.0), start=0.0)
 """The machine for which the partitioner chooses layouts, whatever a plan is compiled for: its unit of time is that in

@@ -7,7 +7,7 @@ program runs: all workers have to choose alike. (The results would be the same w
 
 from __future__ import annotations
 
-from monarch.compiler.cost.machine import NETWORK
+from monarch.compiler.cost.link import NETWORK
 from monarch.runtime.collectives.meeting import Group
 
 # On one host, above this, more than two workers share the additions instead of each doing all of them.

@@ -14,7 +14,7 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -152,14 +152,13 @@ def _over() -> MonarchError:
     )
 
 
-@dataclass
 class Gifts:
     """What actors of this process have returned for programs, by the number of the call and who has made it."""
 
-    _waiting: dict[tuple[str, int], list[torch.Tensor]] = field(default_factory=dict)
-    _unwanted: set[tuple[str, int]] = field(default_factory=set)
-    """What was dropped before it was given: the actor has not come to the call yet."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    def __init__(self) -> None:
+        self._waiting: dict[tuple[str, int], list[torch.Tensor]] = {}
+        self._unwanted: set[tuple[str, int]] = set()  # dropped before given: the actor has not come to the call yet
+        self._lock = threading.Lock()
 
     def give(self, caller: str, token: int, tensors: list[torch.Tensor]) -> None:
         """Once for each call: nothing, where the call failed."""

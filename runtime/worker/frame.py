@@ -47,19 +47,21 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import CodeType, FrameType, TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
 from monarch.compiler.plan.check_parts import MOVING
-from monarch.compiler.plan.stretches import Stretch
 from monarch.runtime.processes.looking import running, stopping
 from monarch.runtime.shared.checking import WITH_FUNCTIONS, slots_of
 from monarch.runtime.worker import control
 from monarch.runtime.worker.arena import Arena, Part
 from monarch.runtime.worker.bindings import resolve, resolve_into
+
+if TYPE_CHECKING:  # what makes them is for GPUs
+    from monarch.compiler.plan.stretches import Stretch
 
 _LITERALS = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
 

@@ -492,13 +492,13 @@ class WorkerState(Lending):
         self._snapshots = {at: each for at, each in self._snapshots.items() if at >= kept}
         tensors = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
         if number >= 0:
-            self._snapshots[number] = Snapshot(tensors)
+            self._snapshots[number] = Snapshot(tensors, {})
         self._shared = frozenset().union(*(each.values for each in self._snapshots.values()))
         return []
 
     def _send(self, step: int, body: bytearray) -> list[Message]:
         _, number, *rest = wire.unpack_numbers(body)
-        snapshot = self._snapshots.get(number, Snapshot({}))  # it may have been given up meanwhile
+        snapshot = self._snapshots.get(number, Snapshot({}, {}))  # it may have been given up meanwhile
 
         def keep(handle: int, pair: tuple[int, int], block: torch.Tensor) -> None:
             snapshot.others[pair[0], handle] = block
@@ -513,7 +513,7 @@ class WorkerState(Lending):
 
     def _give(self, step: int, body: bytearray) -> list[Message]:
         _, number, *rest = wire.unpack_numbers(body)
-        snapshot = self._snapshots.get(number, Snapshot({}))
+        snapshot = self._snapshots.get(number, Snapshot({}, {}))
         return self._move(step, rest, lambda handle, pair: snapshot.others.get((pair[1], handle)), self._set)
 
     def _free(self, step: int, body: bytearray) -> list[Message]:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.compiler.cost.cluster import Cluster, Level, cluster_of, load_cluster, shipped
-from monarch.compiler.cost.machine import MACHINES, Link
+from monarch.compiler.cost.link import Link
+from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.types import MeshSpec
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from monarch.compiler.cost.cluster import Cluster, Level, cluster_of
-from monarch.compiler.cost.machine import Link
+from monarch.compiler.cost.link import Link
 from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
