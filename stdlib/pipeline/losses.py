@@ -12,6 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -44,8 +45,7 @@ class Counted:
         self._microbatch: int | None = None
         self._call = 0
         self._whole = False
-        self.tried = False
-        """Whether a loss is tried out, on plain numbers."""
+        self._tried = False
 
     def count(self, loss: Loss, output: Any, targets: Sequence[Any]) -> None:
         """Find out by what a step's losses divide, from each microbatch's targets: `output` is like the first's."""
@@ -80,6 +80,15 @@ class Counted:
             self._microbatch = None
 
     @contextmanager
+    def trying(self) -> Iterator[None]:
+        """Run a loss to see how it behaves, on plain numbers or without data."""
+        self._tried = True
+        try:
+            yield
+        finally:
+            self._tried = False
+
+    @contextmanager
     def of_all(self) -> Iterator[None]:
         """Run the loss of the whole batch, which means what PyTorch's does."""
         self._whole = True
@@ -100,7 +109,7 @@ class Counted:
         legacy = given["size_average"] is not None or given["reduce"] is not None
         if target.is_floating_point() or (given["reduction"] != "mean" and not legacy):
             return None
-        if not self.tried and (legacy or (self._counts is None and self._microbatch is None)):
+        if not self._tried and (legacy or (self._counts is None and self._microbatch is None)):
             raise ProgramError(
                 f"{func.__name__} in the model, over the targets of a microbatch"
                 if not legacy
@@ -129,27 +138,30 @@ def _counting(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -
     return (weight[torch.where(counts, target, 0)] * counts).sum()
 
 
-def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
-    """Whether the losses of microbatches add up to that of the batch: tried out on numbers, where `loss` takes plain
-    tensors of the shapes of the first microbatch's, and gives the same twice. Raises ProgramError where they do with
-    the other reduction."""
-    rows, reduction = counted.rows[0], counted.reduction
+def adds_up(loss: Loss, counted: Counted, output: Any, target: Any, rows: Sequence[int] = (2, 1)) -> bool | None:
+    """Whether the losses of microbatches of so many `rows` add up to that of the batch: tried out on numbers, where
+    `loss` takes plain tensors of the shapes of the first microbatch's, and gives the same twice; None where it cannot
+    be. Raises ProgramError where they do with the other reduction."""
+    given, count, reduction = counted.rows[0], sum(rows), counted.reduction
     tensors = [each for each in pytree.tree_leaves((output, target)) if isinstance(each, torch.Tensor)]
-    if sum(each.numel() for each in tensors) // rows * 3 > _MOST:
-        return True
-    counted.tried = True
+    if sum(each.numel() for each in tensors) // given * count > _MOST:
+        return None
     try:
-        with outside_programs(), torch.random.fork_rng(devices=()), torch.no_grad(), warnings.catch_warnings():
+        with (
+            counted.trying(),
+            outside_programs(),
+            torch.random.fork_rng(devices=()),
+            torch.no_grad(),
+            warnings.catch_warnings(),
+        ):
             warnings.simplefilter("ignore")
-            tried, digits = _try(loss, output, target, rows)
+            tried, digits = _try(loss, output, target, given, rows)
     except _NOT_TRIED:
-        return True  # it reads what is on workers, or other numbers than these
-    finally:
-        counted.tried = False
+        return None  # it reads what is on workers, or other numbers than these
     if tried is None:
-        return True
-    whole, first, second = tried
-    mean, total = (2 * first + second) / 3, first + second
+        return None
+    whole, *parts = tried
+    mean, total = sum(own * part for own, part in zip(rows, parts, strict=True)) / count, sum(parts)
 
     def close(found: float, wanted: float) -> bool:
         return abs(found - wanted) <= digits * max(abs(found), abs(wanted), 1e-6) or found != found
@@ -160,11 +172,11 @@ def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
         return False
     is_sum = "it is a sum over its rows: say so, pipe.step(…, reduction='sum')."
     is_mean = "it is a mean over its rows: leave out reduction='sum'."
+    of_each = ", ".join(f"on {own} of them {part:.4g}" for own, part in zip(rows, parts, strict=True))
     raise ProgramError(
         f"the losses of microbatches do not add up to the loss of the batch, as reduction={reduction!r} has it",
         hint=f"{is_sum if close(whole, total) else is_mean}\n"
-        f"tried out on 3 rows it is {whole:.4g}, on 2 of them {first:.4g}, on the other {second:.4g}. "
-        "With one microbatch any loss is exact.",
+        f"tried out on {count} rows it is {whole:.4g}, {of_each}. With one microbatch any loss is exact.",
         source=user_source(),
     )
 
@@ -172,28 +184,28 @@ def adds_up(loss: Loss, counted: Counted, output: Any, target: Any) -> bool:
 _NOT_TRIED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, MonarchError)
 
 
-def _try(loss: Loss, output: Any, target: Any, rows: int) -> tuple[tuple[float, float, float] | None, float]:
-    """The loss of three rows of numbers, of the first two, and of the third, or None for one that is never the same;
-    and how far equal numbers may be apart. Halves are tried as float32 where the loss takes that: theirs have too few
+def _try(loss: Loss, output: Any, target: Any, given: int, rows: Sequence[int]) -> tuple[list[float] | None, float]:
+    """The loss of numbers in the place of the `given` rows, of all `rows` and of each part of them, or None for one
+    that is never the same; and how far equal numbers may be apart. Halves are tried as float32 where the loss takes that: theirs have too few
     digits to tell a mean of weighted rows from a mean."""
     tensors = [each for each in pytree.tree_leaves((output, target)) if isinstance(each, torch.Tensor)]
     widest = max((torch.finfo(each.dtype).eps for each in tensors if each.is_floating_point()), default=_FLOAT)
     if widest > _FLOAT:
         try:
-            return _tried(loss, output, target, rows, wide=True), 100 * _FLOAT
+            return _tried(loss, output, target, given, rows, wide=True), 100 * _FLOAT
         except _NOT_TRIED:
             pass
-    return _tried(loss, output, target, rows, wide=False), 4 * widest if widest > _FLOAT else 100 * _FLOAT
+    return _tried(loss, output, target, given, rows, wide=False), 4 * widest if widest > _FLOAT else 100 * _FLOAT
 
 
 _FLOAT = torch.finfo(torch.float32).eps
 
 
-def _tried(loss: Loss, output: Any, target: Any, rows: int, wide: bool) -> tuple[float, float, float] | None:
-    generator = torch.Generator().manual_seed(0)
+def _tried(loss: Loss, output: Any, target: Any, given: int, rows: Sequence[int], wide: bool) -> list[float] | None:
+    generator, count = torch.Generator().manual_seed(0), sum(rows)
 
     def made(like: torch.Tensor) -> torch.Tensor:
-        shape = (3, *like.shape[1:]) if like.ndim and like.shape[0] == rows else tuple(like.shape)
+        shape = (count, *like.shape[1:]) if like.ndim and like.shape[0] == given else tuple(like.shape)
         found = torch.rand(shape, generator=generator, dtype=torch.float64)
         dtype = torch.float32 if wide and like.dtype in (torch.bfloat16, torch.float16) else like.dtype
         return found.to(dtype) if dtype.is_floating_point else found.round().to(dtype)
@@ -202,9 +214,10 @@ def _tried(loss: Loss, output: Any, target: Any, rows: int, wide: bool) -> tuple
 
     def of(start: int, stop: int) -> float:
         def part(value: torch.Tensor) -> torch.Tensor:
-            return value[start:stop] if value.ndim and value.shape[0] == 3 else value
+            return value[start:stop] if value.ndim and value.shape[0] == count else value
 
         return float(loss(*pytree.tree_map_only(torch.Tensor, part, whole)))
 
-    first = of(0, 3)
-    return (first, of(0, 2), of(2, 3)) if first == of(0, 3) else None
+    first = of(0, count)
+    ends = [*accumulate(rows, initial=0)]
+    return [first, *(of(*part) for part in pairwise(ends))] if first == of(0, count) else None

@@ -209,11 +209,9 @@ class Pipeline(nn.Module):
                 losses.extend([loss_at(k, output)] if losses else [])
                 return
             with self._at_end(runs[0]):
-                if not adds_up(loss_of, counted, output, given[0][2]):
+                if adds_up(loss_of, counted, output, given[0][2]) is False:
                     return
-                if together is not None and self._goes_other_ways(
-                    recording, loss_of, (output, given[0][2]), own[0], rows
-                ):
+                if together is not None and self._goes_other_ways(recording, loss_of, counted, (output, given[0][2])):
                     return
             try:
                 with self._at_end(runs[0]), belonging_to(None):
@@ -264,13 +262,18 @@ class Pipeline(nn.Module):
         return total
 
     def _goes_other_ways(
-        self, recording: Recording, loss: Callable[..., torch.Tensor], given: tuple[Any, Any], own: int, rows: int
+        self, recording: Recording, loss: Callable[..., torch.Tensor], counted: Counted, given: tuple[Any, Any]
     ) -> bool:
-        """Whether a loss calls other functions for the rows of the batch than for those of the first microbatch."""
+        """Whether a loss calls other functions for the rows of the batch than for those of the first microbatch, or
+        computes with other numbers so that those of microbatches do not add up: `.sum() / len(y)` does."""
         if self.mixes_rows or recording.repeatable is None:
             return False
-        counts = counts_of(loss, (given, {}), own, rows, recording.repeatable.undone)
-        return counts is not None and counts.ends is not None
+        with counted.trying():
+            counts = counts_of(loss, (given, {}), counted.rows[0], sum(counted.rows), recording.repeatable.undone)
+        if counts is None:
+            return False
+        numbers = any(not each.size for each in counts.others.values())
+        return counts.ends is not None or (numbers and not adds_up(loss, counted, *given, rows=counted.rows))
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
