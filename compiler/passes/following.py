@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torch import fx
 
@@ -43,6 +43,11 @@ class RowsOnTape:
         self.mixed_by(gradients)  # each gradient of a row is of that row alone, whatever its ops compute besides
         for gradient, of in gradients.items():
             self._rows.note(self._walk.value(gradient), self.dim_of(of))
+
+    @property
+    def by_number(self) -> Sequence[ProgramError]:
+        """For each op that takes rows by their numbers what is wrong with it, unless the numbers count the rows."""
+        return self._rows.by_number
 
     def counts(self, value: Value, size: int) -> bool:
         """Whether a value without rows has numbers along a dim of that size."""

@@ -44,6 +44,10 @@ class FollowedRows:
         self._found: dict[fx.Node, Rows | tuple[Rows, ...]] = {}
         self._numbered: dict[fx.Node, frozenset[int]] = {}
         """Of values without rows, the dims along which they follow from a count: `torch.arange(x.shape[0])`."""
+        self._exact: dict[fx.Node, int] = {}
+        """Of those, the dim along which each entry is its own number: 0, 1, 2, …"""
+        self.by_number: list[RowNumbers] = []
+        """For each op that takes rows by their numbers what is wrong with it, unless the numbers count the rows."""
 
     def dim_of(self, node: fx.Node) -> Rows:
         """The dim of a value that has the rows."""
@@ -80,12 +84,53 @@ class FollowedRows:
             operands = tensor_operands(node)
             own: list[Any] = [found.get(each) for each in operands]
             numbered = [self._numbered.get(each, _NONE) for each in operands]
-            found[node] = _rows_of(node, own, numbered)
+            taken = self._taken_by_number(node)
+            found[node] = _rows_of(node, own, numbered) if taken is None else taken
             if found[node] is None and (dims := _numbered_of(node, numbered)):
                 self._numbered[node] = dims
+                self._note_exact(node, dims)
+
+    def _note_exact(self, node: fx.Node, dims: frozenset[int]) -> None:
+        """Note a value that numbers its entries along a dim, `torch.arange(n)` or a view of it."""
+        name = op_name(node.target).split(".")[1]
+        exact = name == "arange" and argument(node, "start", 0) == 0 and argument(node, "step", 1) == 1
+        if name in _SAME_NUMBERS:
+            before = node.all_input_nodes[0]
+            exact = before in self._exact and len(dims) == 1
+            exact = exact and before.meta["type"].shape[self._exact[before]] == node.meta["type"].shape[min(dims)]
+        if exact:
+            self._exact[node] = min(dims)
+
+    def _taken_by_number(self, node: fx.Node) -> Rows:
+        """The dim of the result that has the rows where an op takes each by its number, `x[torch.arange(len(x)), at]`:
+        each row is taken for itself. None for all else."""
+        if node.target is not torch.ops.aten.index.Tensor:
+            return None
+        value, entries = args_of(node)
+        rows = self._found.get(value)
+        if not isinstance(rows, int) or rows >= len(entries) or entries[rows] not in self._exact:
+            return None
+        numbers = entries[rows]
+        along = self._exact[numbers]
+        if numbers.meta["type"].shape[along] != value.meta["type"].shape[rows]:
+            return None
+        behind = len(numbers.meta["type"].shape) - along  # tensors of indices are broadcast, so dims count from the end
+        for at, each in enumerate(entries):
+            if each is None or at == rows:
+                continue
+            place = len(each.meta["type"].shape) - behind
+            if self._found.get(each) not in (None, place) or place in self._numbered.get(each, _NONE):
+                return None
+        places = [at for at, each in enumerate(entries) if each is not None]
+        together = places == list(range(places[0], places[-1] + 1))
+        broadcast = max(len(entries[at].meta["type"].shape) for at in places)
+        self.by_number.append(row_numbers(op_name(node.target), provenance(node).source))
+        return (places[0] if together else 0) + broadcast - behind
 
 
 _NONE: frozenset[int] = frozenset()
+_SAME_NUMBERS = frozenset(("view", "unsqueeze", "expand", "clone", "alias", "detach", "_to_copy", "reshape"))
+"""Ops that give the numbers that they are given, in another shape or dtype."""
 _COUNTS = {"arange": {0}, "linspace": {0}, "logspace": {0}, "eye": {0, 1}}
 
 

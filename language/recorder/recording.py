@@ -337,11 +337,13 @@ class _Current(threading.local):
     ends: int = 0
     module: str = ""
     task: Task | None = None
+    without_data: bool = False
 
 
 current = _Current()
 """The program that each thread traces, the first thing in it that is refused, how often that has ended what ran behind
-it, the path of the module whose forward it runs, and the stage and microbatch of a pipeline that it records."""
+it, the path of the module whose forward it runs, the stage and microbatch of a pipeline that it records, and whether
+it runs a program's code without data, to see what that calls."""
 
 
 def current_program() -> Recording | None:
@@ -355,14 +357,15 @@ def is_tracing() -> bool:
 
 
 @contextmanager
-def outside_programs() -> Iterator[None]:
-    """Do something while a program is traced that is no part of it."""
-    before, current.recording = current.recording, None
+def outside_programs(without_data: bool = False) -> Iterator[None]:
+    """Do something while a program is traced that is no part of it; `without_data` says that it is its code."""
+    before = current.recording, current.without_data
+    current.recording, current.without_data = None, without_data
     try:
         with _disable_current_modes():
             yield
     finally:
-        current.recording = before
+        current.recording, current.without_data = before
 
 
 def recording_for(mesh: Mesh) -> Recording:

@@ -260,8 +260,12 @@ class Across(TorchFunctionMode):
         name = getattr(func, "__name__", "a call")
         if self._is_joint(func, args, kwargs):
             raise refuse(in_transform(name, user_source()))
+        taken = 0 if self.rows is None else len(self.rows.by_number)
         result = self._call(func, args, kwargs)
-        if (error := self._mixed_by(result)) is not None:
+        error = self._mixed_by(result)
+        if self.rows is not None and len(self.rows.by_number) > taken:
+            error = self.rows.by_number[taken]  # its sizes are not compared with those of the batch
+        if error is not None:
             raise refuse(error if isinstance(error, RowNumbers) else in_transform(name, error.source))
         return result
 
@@ -283,15 +287,23 @@ class Across(TorchFunctionMode):
         """Raise ProgramError where the model has computed with the number of the first microbatch's rows; None where
         it does not run without data."""
         assert self.together is not None
+        if not self._same_counts(counts) and self.rows is not None and self.rows.by_number:
+            raise self.rows.by_number[0]
+
+    def _same_counts(self, counts: Counts | None) -> bool:
+        """Whether what the model has called was called without data too, and numbers rows as the batch does. Raises
+        ProgramError as `check_counts` does."""
         if counts is None:
-            return
+            return False
+        assert self.together is not None
         own, whole = self.together.rows[0], sum(self.together.rows)
+        numbered = True
         for number, (func, _) in enumerate(self._calls):
             if counts.ends is not None and counts.ends[0] == number:
                 raise other_way(counts.ends[1], own, whole, counts.ends[2])
             found = counts.of(number)
             if found is None or found[0].func is not func:
-                return  # what runs without data calls others
+                return False  # what runs without data calls others
             call, results = found
             other, joint = counts.others.get(number), number in self.together.shapes
             if other is not None and (joint or not other.size):
@@ -299,6 +311,9 @@ class Across(TorchFunctionMode):
             for dim, of_own, of_whole in zip(self._dims.get(number, ()), call.results, results, strict=False):
                 if dim is not None and dim not in _differing(of_own, of_whole):
                     raise _no_rows(call.name, of_own, of_whole, counts.sources.get(number))
+            if call.name == "arange" and (sizes := results[0][0]) != call.results[0][0]:
+                numbered = numbered and sizes * own == call.results[0][0] * whole
+        return numbered
 
     # -- calls on the whole batch --------------------------------------------------------------------------------
 

@@ -178,7 +178,7 @@ def _run(
         (leaf.shape[0] for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0
     )
     try:
-        with undone(), outside_programs(), torch.random.fork_rng(devices=()), torch.device("meta"):
+        with undone(), outside_programs(without_data=True), torch.random.fork_rng(devices=()), torch.device("meta"):
             args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, rows, first), given)
             with warnings.catch_warnings(), _Noting(counts, expected is not None):
                 warnings.simplefilter("ignore")

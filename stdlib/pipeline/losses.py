@@ -186,8 +186,8 @@ _NOT_TRIED = (RuntimeError, TypeError, ValueError, IndexError, AttributeError, M
 
 def _try(loss: Loss, output: Any, target: Any, given: int, rows: Sequence[int]) -> tuple[list[float] | None, float]:
     """The loss of numbers in the place of the `given` rows, of all `rows` and of each part of them, or None for one
-    that is never the same; and how far equal numbers may be apart. Halves are tried as float32 where the loss takes that: theirs have too few
-    digits to tell a mean of weighted rows from a mean."""
+    that is never the same; and how far equal numbers may be apart. Halves are tried as float32 where the loss takes
+    that: theirs have too few digits to tell a mean of weighted rows from a mean."""
     tensors = [each for each in pytree.tree_leaves((output, target)) if isinstance(each, torch.Tensor)]
     widest = max((torch.finfo(each.dtype).eps for each in tensors if each.is_floating_point()), default=_FLOAT)
     if widest > _FLOAT:

@@ -120,6 +120,50 @@ def test_rows_that_are_flattened_with_other_dims_are_merged_as_rows(
     trained(mesh, between, rows, microbatches)
 
 
+def compiled(h: Any) -> Any:
+    """What `transformers` does: a branch on values, which it leaves out where it is compiled."""
+    return h if torch.compiler.is_compiling() or h.sum() > 0 else -h
+
+
+def numbers(h: Any) -> Any:
+    return torch.arange(len(h))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("rows", "microbatches"), [(8, 4), (11, 3)])
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: compiled(h)[numbers(h)[:, None, None], torch.arange(6)[None, None, :]].sum(1),
+        lambda h: h[numbers(h), h.detach().argmax(1)][:, None] * h,
+        lambda h: h.view(-1, 2, 3)[numbers(h), :, h.detach().argmax(1) % 3].repeat(1, 3),
+        lambda h: h.t()[:, numbers(h)].t() * h,
+    ],
+)
+def test_rows_that_are_taken_by_their_numbers_are_those_of_the_batch(
+    mesh: Mesh, between: Callable[[Any], Any], rows: int, microbatches: int
+) -> None:
+    trained(mesh, between, rows, microbatches)
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("between", "match"),
+    [
+        (lambda h: h * h[torch.arange(2)].sum(), r"__getitem__ gives \[2, 6\]"),
+        (lambda h: h[numbers(h), torch.arange(len(h))][:, None] * h, "takes the rows of a batch with a count"),
+        (lambda h: h[torch.arange(min(len(h), 5))].sum(1).mean() * h, "takes the rows of a batch with a count"),
+        (lambda h: (h if h.device.type != "meta" else None)[numbers(h), 0][:, None] * h, "with a count"),
+        (lambda h: torch.vmap(lambda one, at: one[at], (1, None), 1)(h, numbers(h)), "with a count"),
+    ],
+)
+def test_numbers_that_may_not_be_those_of_the_rows_are_an_error(
+    mesh: Mesh, between: Callable[[Any], Any], match: str
+) -> None:
+    with pytest.raises(ProgramError, match=match):
+        trained(mesh, between)
+
+
 def test_with_mixes_rows_each_microbatch_counts_its_own(mesh: Mesh) -> None:
     trained(mesh, lambda h: monarch.scan(lambda c, k: (c * k, k), h, torch.ones(2))[0] * 1.0, mixes_rows=True)
 
