@@ -458,7 +458,8 @@ _WAYS_OUT: dict[Any, str] = {
     ),
     aten.nonzero: "count with torch.count_nonzero(x), or keep the shape: torch.where(mask, x, other), x * mask;",
     aten.masked_select: "keep the shape: torch.where(mask, x, other), x * mask; torch.combinations(x) is "
-    "torch.stack([x[i], x[j]], 1) of i, j = torch.triu_indices(n, n, 1);",
+    "torch.stack([x[i], x[j]], 1) of i, j = torch.triu_indices(n, n, 1); F.ctc_loss takes rows that are padded at "
+    "their ends, torch.where(mask, labels, 0), with lengths that are tuples of numbers, and gives the same;",
     aten.repeat_interleave: "say how many there are: x.repeat_interleave(repeats, dim, output_size=n);",
 }
 """What to write in place of ops whose results' shapes depend on values."""

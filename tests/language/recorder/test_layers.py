@@ -310,3 +310,20 @@ def test_norms_of_halves_have_pytorchs_numbers(dtype: torch.dtype, of_weight: to
         placed = monarch.distribute(given[0], mesh, "[@data, -]"), monarch.distribute(given[1], mesh)
         for got, want in zip(monarch.program(norms)(*placed), norms(*given), strict=True):
             torch.testing.assert_close(got.full_tensor(), want, rtol=0.02, atol=0.02)
+
+
+def test_padded_labels_give_the_ctc_loss_of_those_that_a_mask_selects(mesh: Mesh) -> None:
+    labels = torch.tensor([[1, 2, 3, -100], [4, 5, -100, -100], [2, 2, 1, 4], [3, -100, -100, -100]])
+
+    def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        logits = logits.detach().requires_grad_()
+        loss = F.ctc_loss(logits.log_softmax(-1), targets, (6,) * 4, (3, 2, 4, 1), reduction="sum")
+        return loss, *torch.autograd.grad(loss, logits)
+
+    logits = X.transpose(0, 1).contiguous()
+    given = monarch.distribute(logits, mesh, "[-, @data, -]"), monarch.distribute(labels, mesh, "[@data, -]")
+    with pytest.raises(OperatorError, match=r"torch\.where\(mask, labels, 0\)"):
+        monarch.program(lambda x, labels: loss_of(x, labels.masked_select(labels >= 0)))(*given)
+    found = monarch.program(lambda x, labels: loss_of(x, torch.where(labels >= 0, labels, 0)))(*given)
+    for got, want in zip(found, loss_of(logits, labels.masked_select(labels >= 0)), strict=True):
+        torch.testing.assert_close(got.full_tensor(), want)
