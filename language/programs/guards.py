@@ -366,6 +366,11 @@ class Guards:
         if spot is not None:
             self._used.add(spot)
 
+    def use_apart(self) -> list[Spot]:
+        """The places of all containers that can change, which checks give from now on."""
+        self._used.update(self._aliases.apart)
+        return self._aliases.apart
+
     def check(self, arguments: list[Any]) -> Found | None:
         """The values at the places in use, and the states; None where one guard does not hold."""
         if self.dead or not self._library.holds():

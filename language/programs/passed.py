@@ -4,7 +4,7 @@ there, each call changes in its caller's."""
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 from torch.utils import _pytree as pytree
@@ -99,6 +99,22 @@ class Passed:
         """Whether this is a container that the function was given."""
         return any(each is value for each in self.ours)
 
+    def check_apart(self, name: str, reached: Container[int], own: list[tuple[Held, Contents]], asked: bool) -> None:
+        """Raise ProgramError for one that the program also reads from Python (`reached`, by id), where it changes it in
+        either way (`own` are its other changes), or has asked which it is: in the trace they are two. Not where it puts
+        another into that place, or the same one."""
+        changed, replaced = {held.ident for held, _ in own}, set()
+        for held, now in own:
+            after = dict(zip(*now, strict=True))
+            replaced |= {id(was) for key, was in zip(*held.before, strict=True) if after.get(key) is not was}
+        for theirs, held in zip(self.theirs, self.noted, strict=True):
+            if (
+                id(theirs) in reached
+                and id(theirs) not in replaced
+                and (asked or id(theirs) in changed or held.changed() is not None)
+            ):
+                raise also_read(name, theirs)
+
     def contents(self, number: int) -> tuple[Contents, Contents]:
         """What one of the caller's held before the trace, and what it is to hold, once what the function put into its
         own has been replaced by what the caller may see."""
@@ -108,6 +124,15 @@ class Passed:
         stay = [key in before and before[key] is value for key, value in zip(keys, values, strict=True)]
         now = [given[key] if same else value for key, value, same in zip(keys, values, stay, strict=True)]
         return theirs.before, (keys, now)
+
+
+def also_read(name: str, value: Any) -> ProgramError:
+    kind = type(value).__name__
+    return ProgramError(
+        f"a {kind} among the arguments of '{name}' is one that it also reads from Python, and changes (or asks for)",
+        hint="have it read that in one way: take it from the arguments, or pass a copy, copy.deepcopy(...).",
+        source=user_source(),
+    )
 
 
 def _joined(made: Any, given: Any, known: dict[int, Any]) -> Any:

@@ -112,6 +112,10 @@ class Trace:
     """The plain arguments, by number, that the program has require a gradient, or none."""
     apart: list[int]
     """The arguments, by number, by which it may differentiate: no other way leads to them."""
+    passes: bool
+    """Whether there are lists or dicts among its arguments."""
+    asks_which: bool
+    """Whether it may have asked which object an argument is."""
     scope: Scope | None
     """The named sizes that it is valid for all values of, under conditions; None where it has none."""
     free: frozenset[str | int]
@@ -330,6 +334,7 @@ def _trace(
         guards = Guards(snapshot, entered, roots, free, moving | call.moving, _rebound(own), set(recording.states))
         guards.tell_arguments(leaves, call.written)
         requiring_apart = apart(call, inputs_, as_made, guards.spot_of)
+        passed.check_apart(call.name, guards.spot_of, own, entered.asks_which)
         effects = Effects(guards, recording, inputs_, call.given, passed)
         for held, now in own:
             effects.add(held, now)
@@ -344,6 +349,7 @@ def _trace(
         for at, held, _ in among_arguments:
             changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
             changed[-1].make()
+        passes = bool(passed.ours)
         del changes, own, among_arguments, passed, inputs_
         recording.regions.clear()  # they keep alive what the program has let go of
         if recording.questions and symbols is not None:
@@ -429,6 +435,8 @@ def _trace(
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
         apart=requiring_apart,
+        passes=passes,
+        asks_which=entered.asks_which,
         scope=None if symbols is None else symbols.scope,
         free=unsaid(states, leaves, types, recording.questions),
         large=large,

@@ -29,6 +29,7 @@ from monarch.language.programs.effects import Again, Change, Gradients, Outcome,
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
+from monarch.language.programs.passed import also_read, containers_in
 from monarch.language.programs.signature import source_of
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
@@ -354,9 +355,15 @@ class Variant:
         left = [(ident, trace.escapes[number][2]) for ident, number in self._left.items()]
         self._meshes = {ident: trace.homes[value] for ident, value in left if trace.homes}
         self._apart = trace.apart
+        effects = trace.effects
+        matters = trace.passes and (trace.asks_which or effects.passed or effects.steps)
+        puts = {(step.node, name) for step in effects.steps for name in step.names}
+        places = self.guards.use_apart() if matters else []
+        self._read_too = [spot for spot in places if (spot[0], self.guards.nodes[spot[0]].keys[spot[1]]) not in puts]
+        """Where lists and dicts are that matter if they are arguments too."""
+        self._changed = {self.guards.nodes[step.node].parent for step in effects.steps}
         self._has_numbers = bool(trace.arguments or self._hyperparameters)
-        effects = trace.effects.steps or trace.effects.passed
-        touched = self.guards.states or compiled.left_updates or effects or trace.returned
+        touched = self.guards.states or compiled.left_updates or effects.steps or effects.passed or trace.returned
         self._only_computes = not (touched or trace.requiring)
         """Whether a call gives results and no more: it has no state, and changes nothing in Python."""
         leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
@@ -436,6 +443,8 @@ class Variant:
                 raise _replaced(trace)
             found = again
         live, cells, scalars = found
+        if self._read_too:
+            self._check_containers(live, args, kwargs)
         if self._only_computes:
             return self._result(compiled.run(trace, leaves, scalars, cells, None), scalars)
         for mesh, kept in trace.by_mesh(cells):
@@ -475,6 +484,15 @@ class Variant:
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]
         _require(trace, leaves)
         return self._result(handles, scalars, bound[0])
+
+    def _check_containers(self, live: Live, args: Any, kwargs: Any) -> None:
+        """Raise ProgramError for a list or dict that is an argument and is read from Python too, if it is changed."""
+        at = {id(live[spot]): spot for spot in self._read_too}
+        changed = {step.node for step in self.trace.effects.passed}
+        for number, each in enumerate(containers_in(args, kwargs)):
+            spot = at.get(id(each))
+            if spot is not None and (self.trace.asks_which or spot in self._changed or number in changed):
+                raise also_read(self.trace.name, each)
 
     def _result(self, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None = None) -> Any:
         if self._home is not None:

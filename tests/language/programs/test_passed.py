@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import types
 from collections.abc import Callable
 from typing import Any
@@ -189,3 +190,53 @@ def test_what_holds_itself_is_refused(mesh: Mesh) -> None:
         step(given)
     del given["more"]
     assert step(given).tolist() == [2] * 3
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_the_program_also_reads_from_python_and_changes_is_refused(mesh: Mesh, first: bool) -> None:
+    held: dict[str, Any] = {"n": 1, "all": []}
+
+    @program
+    def through_argument(given: dict[str, Any], x: torch.Tensor) -> Any:
+        given["n"] += 1
+        return x * held["n"]
+
+    @program
+    def through_python(given: list[Any], x: torch.Tensor) -> Any:
+        held["all"].append(x * 2)
+        return x * len(given)
+
+    @program
+    def asks(given: dict[str, Any], x: torch.Tensor) -> Any:
+        return x + 1 if given is held else x
+
+    @program
+    def reads(given: dict[str, Any], x: torch.Tensor) -> Any:
+        return x * given["n"] * held["n"]
+
+    x = torch.ones(2)
+    for step, mine in ((through_argument, held), (through_python, held["all"]), (asks, held)):
+        if not first:
+            for _ in range(4):
+                step(copy.deepcopy(mine), x)
+        held["n"], before = 1, len(held["all"])
+        with pytest.raises(ProgramError, match="also reads from Python"):
+            step(mine, x)
+        assert held["n"] == 1 and len(held["all"]) == before
+        step(copy.deepcopy(mine), x)
+    assert reads(held, x).tolist() == [1.0, 1.0]
+
+
+def test_one_that_the_program_keeps_may_come_again(mesh: Mesh) -> None:
+    held = types.SimpleNamespace(last=None)
+
+    @program
+    def step(given: dict[str, Any], x: torch.Tensor) -> None:
+        given["h"] = given["h"] + x
+        held.last = given
+
+    first, second = {"h": torch.zeros(2)}, {"h": torch.zeros(2)}
+    for given in (first, first, first, first, second, second, first):
+        step(given, torch.ones(2))
+        assert held.last is given
+    assert first["h"].tolist() == [5.0] * 2 and second["h"].tolist() == [2.0] * 2
