@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ArgumentWritten, DeviceMeshError, MonarchError, ProgramError
+from monarch.compiler.errors import ArgumentWritten, DeviceMeshError, LayoutError, MonarchError, ProgramError
 from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.symbols import is_named, value_at
@@ -33,6 +33,7 @@ from monarch.language.programs.passed import also_read, containers_in
 from monarch.language.programs.signature import source_of
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
+from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import same_content
 from monarch.language.tensors.shapes import make_fake
@@ -454,6 +455,8 @@ class Variant:
         if not known:
             for mesh, own in trace.by_mesh(small):
                 mesh.separate(own, cells)
+        if self._dropped:
+            self._refuse_meta(leaves)
         given_up = self._give_up(live, leaves)
         bound: tuple[Outcome, list[Change | Gradients]] | None = None
 
@@ -510,6 +513,17 @@ class Variant:
                 given_up.append((leaf, grad._ref.fake))
                 leaf.grad = grad = None
         return given_up
+
+    def _refuse_meta(self, leaves: list[Any]) -> None:
+        """Raise for arguments without data before gradients are given up for the step."""
+        for kind, number in self.compiled.fetch:
+            leaf = leaves[number] if kind == _INPUT else None
+            if type(leaf) is torch.Tensor and leaf.is_meta:
+                raise LayoutError(
+                    f"argument {number} of '{self.compiled.plan.name}' is on the meta device, and has no data",
+                    hint="monarch.distribute makes zeros of it on the mesh.",
+                    source=user_source(),
+                )
 
     def _lost(self, type_: TensorType, mesh: Mesh) -> DistributedTensor:
         """A tensor without a value, for a gradient that the call dropped before a step that could not start."""

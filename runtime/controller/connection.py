@@ -64,6 +64,8 @@ class Connection(ABC):
         self.replies = Replies(self.state)
         self.lock = threading.RLock()
         self.closing = False
+        self.is_parents = False
+        """Whether this process is a fork of the one that the mesh is of."""
         self.told = False
         """Whether the mesh's end was raised to somebody."""
         self.lost = lost
@@ -215,6 +217,12 @@ class Connection(ABC):
 
     def ready(self, program: str = "") -> None:
         """Raise where the mesh is closed or lost."""
+        if self.is_parents:
+            raise MonarchError(
+                f"the mesh {self.mesh} is of the process that this one was forked from",
+                hint="use it there: what a DataLoader's worker or another child makes are plain tensors. A child may "
+                "make a mesh of its own.",
+            )
         if self.closing:
             raise MonarchError(f"the mesh {self.mesh} is closed")
         self.news()
@@ -583,7 +591,10 @@ _connections: weakref.WeakSet[Connection] = weakref.WeakSet()
 def _after_fork() -> None:
     """In a forked child of this process: the meshes are the parent's, and commands from here would mix with its own."""
     for connection in list(_connections):
-        connection.closing = True
+        connection.closing = connection.is_parents = True
+        lock: Any = connection.lock
+        if not lock._is_owned():  # a thread may hold it that is not in this process
+            lock._at_fork_reinit()
 
 
 os.register_at_fork(after_in_child=_after_fork)

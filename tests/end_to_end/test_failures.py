@@ -6,6 +6,7 @@ import copy
 import os
 import re
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -202,3 +203,59 @@ def test_ops_behind_a_failed_program_keep_what_does_not_depend_on_it() -> None:
         with pytest.raises(IndexError):
             table.full_tensor()  # raised once: the step is not made
         assert torch.equal(table.full_tensor(), torch.arange(8.0))
+
+
+def test_an_argument_without_data_leaves_the_gradients() -> None:
+    with Mesh(data=2) as mesh:
+        model = monarch.module_to_mesh(nn.Linear(4, 4), mesh)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        @monarch.program
+        def step(x: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = model(x).sum()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        for _ in range(3):
+            step(torch.ones(8, 4))
+        before = model.weight.grad.full_tensor()
+        with pytest.raises(LayoutError, match="argument 0 of 'step' is on the meta device") as failed:
+            step(torch.ones(8, 4, device="meta"))
+        assert failed.value.source.file == __file__
+        assert torch.equal(model.weight.grad.full_tensor(), before)
+
+
+def test_a_forked_child_is_told_that_the_mesh_is_its_parents() -> None:
+    """Also where another thread held the mesh's lock as it was forked."""
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.ones(4), mesh)
+        assert (x + 1).sum().item() == 8
+        lock, held, over = mesh.executor.connection.lock, threading.Event(), threading.Event()
+
+        def hold() -> None:
+            with lock:
+                held.set()
+                over.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                (x + 1).sum().item()
+            except monarch.MonarchError as error:
+                os.write(writing, str(error).encode())
+            finally:
+                os._exit(0)
+        over.set()
+        thread.join()
+        os.close(writing)
+        _, status = os.waitpid(child, 0)
+        with os.fdopen(reading) as told:
+            assert "is of the process that this one was forked from\n  use it there" in told.read()
+        assert status == 0 and (x + 1).sum().item() == 8
