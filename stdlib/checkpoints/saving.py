@@ -26,6 +26,8 @@ logger = logging.getLogger("monarch")
 
 Format = Literal["dcp", "safetensors"]
 
+_OF_TORCH_SAVE = (".pt", ".pth", ".bin")
+
 _LOOK_FIRST, _LOOK_LAST = 0.002, 0.02
 """How many seconds after one look at the workers the next one comes: ever more."""
 
@@ -70,7 +72,8 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
     Hugging Face's index, or one file, where the path ends in ".safetensors"). Workers on other hosts have to see the
     same file system.
 
-    Raises CheckpointError for what cannot be saved, and for a path that cannot be written or is being saved to;
+    Raises CheckpointError for what cannot be saved, for a path that cannot be written or is being saved to, and for one
+    that ends in .pt, .pth or .bin, as files of torch.save do;
     ProgramError inside a program.
     """
     if current_program() is not None:
@@ -82,6 +85,13 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         format = "safetensors" if safetensors_files.is_file(target) else "dcp"
     if format not in ("dcp", "safetensors"):
         raise CheckpointError(f"no format {format!r}", hint='there are "dcp" and "safetensors".')
+    if target.suffix in _OF_TORCH_SAVE:
+        raise CheckpointError(
+            f"{str(target)!r} is called as a file of torch.save, and monarch.save writes a folder",
+            hint=f"for a folder: monarch.save(…, {str(target.with_suffix(''))!r}); for one file of tensors: "
+            f"monarch.save(model, {str(target.with_suffix('.safetensors'))!r});\n"
+            f"for what torch.load reads: torch.save(model.state_dict(), {str(target)!r}).",
+        )
     with turns:  # a checkpoint is of one moment: no other thread's step comes between two of its tensors
         place, writer, writings = _begin(state, target, format)
     first = threading.Lock()

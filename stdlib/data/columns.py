@@ -172,7 +172,9 @@ def as_tensor(name: Any, column: Column) -> torch.Tensor:
             f"{_mapped(name, '{}.pad(length)')}.",
         )
     first: Any = column
-    while isinstance(first, (list, tuple)) and first:
+    passed: set[int] = set()  # a list may contain itself
+    while isinstance(first, (list, tuple)) and first and id(first) not in passed:
+        passed.add(id(first))
         first = first[0]
     if isinstance(first, (bool, int, float)):
         raise DataError(

@@ -82,7 +82,10 @@ def _check(known: Iterable[Any], columns: Sequence[str] | None) -> None:
     """Raise DataError where the source has not all columns that are to be read."""
     for name in columns or ():
         if name not in (names := list(known)):
-            raise DataError(f"there is no column {name!r}", hint=f"there are {', '.join(map(repr, names))}.")
+            hint = f"there are {', '.join(map(repr, names))}."
+            if all(isinstance(each, int) for each in names):
+                hint = f"a row that is a list or a tuple has a column for each value. Give dicts: {{{name!r}: row}}."
+            raise DataError(f"there is no column {name!r}", hint=hint)
 
 
 # -- Arrow -------------------------------------------------------------------------------------------------------------
@@ -96,7 +99,7 @@ class _Table(RandomAccess):
         self.name, self.length = name, table.num_rows
         self._table = table if columns is None else table.select(list(columns))
 
-    def take(self, rows: slice | np.ndarray) -> Columns:
+    def take(self, rows: slice | np.ndarray, order: Order) -> Columns:
         if isinstance(rows, slice):
             return from_arrow(self._table.slice(rows.start, rows.stop - rows.start), rows.start)
         return from_arrow(self._table.take(load("pyarrow").array(rows)))
@@ -232,7 +235,7 @@ class _Arrays(RandomAccess):
         self._arrays, self.length = arrays, next(iter(lengths.values()))
         self.name = f"{name} of {self.length:,} rows"
 
-    def take(self, rows: slice | np.ndarray) -> Columns:
+    def take(self, rows: slice | np.ndarray, order: Order) -> Columns:
         own = not isinstance(rows, slice)
         found: Columns = {}
         for key, array in self._arrays.items():
@@ -282,16 +285,21 @@ class _MapStyle(RandomAccess):
     def __init__(self, given: Any, columns: Sequence[str] | None) -> None:
         self.name, self.length = f"the data set {type(given).__qualname__}", len(given)
         self._given, self._columns = given, columns
+        self.draws = type(given) not in (list, tuple)
 
-    def take(self, rows: slice | np.ndarray) -> Columns:
+    def take(self, rows: slice | np.ndarray, order: Order) -> Columns:
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
-        if hasattr(self._given, "__getitems__"):
-            found = self._given.__getitems__(list(numbers))
-        else:
-            found = []
-            for number in numbers:
-                with self.reading(f"row {number:,}"):
-                    found.append(self._given[number])
+        if not self.draws:
+            return _chosen(collate([self._given[number] for number in numbers]), self._columns)
+        with order.draws(numbers[0]) as draws:
+            if hasattr(self._given, "__getitems__"):
+                found = self._given.__getitems__(list(numbers))
+            else:
+                found = []
+                for number in numbers:
+                    draws.at(number)
+                    with self.reading(f"row {number:,}"):
+                        found.append(self._given[number])
         return _chosen(collate(found), self._columns)
 
 
@@ -300,7 +308,7 @@ class _HuggingFace(RandomAccess):
         self.name, self.length = f"a Hugging Face data set of {len(given):,} rows", len(given)
         self._given = given.select_columns(columns).with_format("arrow")
 
-    def take(self, rows: slice | np.ndarray) -> Columns:
+    def take(self, rows: slice | np.ndarray, order: Order) -> Columns:
         first = rows.start if isinstance(rows, slice) else 0
         return from_arrow(self._given[rows if isinstance(rows, slice) else rows.tolist()], first)
 
@@ -328,13 +336,9 @@ def _loader(given: Any, columns: Sequence[str] | None) -> Source:
     random = [each for each in samplers if hasattr(each, "generator")]  # PyTorch's that draw, and torchdata's
     drawing = [given, *random]
     made = [each.generator for each in drawing]
-    # Without a seed the loader's numbers follow torch.manual_seed, and the thread that reads draws none from PyTorch's
-    # generator: the program draws from it meanwhile.
-    own = int(torch.randint(2**63 - 1, ()))
 
     def batches(order: Order) -> Iterator[Columns]:
-        seed = int(key_of(own if order.seed is None else order.seed, order.epoch)) >> 1
-        generator = torch.Generator().manual_seed(seed)
+        generator = torch.Generator().manual_seed(int(key_of(order.drawn, order.epoch)) >> 1)
         for each, former in zip(drawing, made, strict=True):
             if order.seed is not None or former is None:
                 each.generator = generator
@@ -355,7 +359,9 @@ def _loader(given: Any, columns: Sequence[str] | None) -> Source:
         length = len(given)
     except TypeError:  # of an iterable data set without a length
         length = None
-    source = Batched(f"a DataLoader of {type(given.dataset).__qualname__}", batches, length)
+    source = Batched(
+        f"a DataLoader of {type(given.dataset).__qualname__}", batches, length, draws=not given.num_workers
+    )
     source.repeats = not random
     return source
 
@@ -388,7 +394,7 @@ def _iterated(
             return _parts_of_reader(rows, columns)
         return (_chosen(part, columns) for part in parts_of_rows(rows, min(size, _FEW)))
 
-    return Sequential(name, parts, None, once)
+    return Sequential(name, parts, None, once, draws=True)
 
 
 def _chosen(found: Columns, columns: Sequence[str] | None) -> Columns:

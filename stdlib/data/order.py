@@ -15,8 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from monarch.stdlib.data.draws import Draws
+
 SORTED = 1 << 16
 _ROUNDS = 8
+_WRAP = 2**64
+_DRAWS = 3  # tells the keys of random numbers from those of permutations
 
 
 def mix(values: np.ndarray) -> np.ndarray:
@@ -30,10 +34,13 @@ def mix(values: np.ndarray) -> np.ndarray:
 
 def key_of(*numbers: int) -> np.uint64:
     """One key of several whole numbers."""
-    key = np.zeros(1, np.uint64)
-    for number in numbers:
-        key = mix(key ^ np.array([number % 2**64], np.uint64))
-    return np.uint64(key[0])
+    key = 0
+    for number in numbers:  # `mix`, in whole numbers of Python's: fifty times as fast for one value
+        key = ((key ^ number % _WRAP) + 0x9E3779B97F4A7C15) % _WRAP
+        key = (key ^ key >> 30) * 0xBF58476D1CE4E5B9 % _WRAP
+        key = (key ^ key >> 27) * 0x94D049BB133111EB % _WRAP
+        key ^= key >> 31
+    return np.uint64(key)
 
 
 @functools.lru_cache(8)
@@ -79,6 +86,12 @@ class Order:
     seed: int | None
     epoch: int
     window: int
+    drawn: int = 0
+    """What random numbers that rows are made with depend on: the seed, or without one what the stream has drawn."""
+
+    def draws(self, *position: int) -> Draws:
+        """The random numbers of this epoch from a place on, for the thread in which this is entered."""
+        return Draws(lambda *place: int(key_of(self.drawn, self.epoch, _DRAWS, *place)) >> 1, *position)
 
     def permutation(self, length: int, *purpose: int) -> Permutation:
         """A permutation of so many things. `purpose` tells those of one epoch apart."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from monarch.stdlib.data.columns import Column, DataError, Ragged, kind, stacked
 from monarch.stdlib.data.engines import as_source
 from monarch.stdlib.data.order import Order
-from monarch.stdlib.data.sources import Block, Cursor, Source
+from monarch.stdlib.data.sources import TOKENS, Block, Cursor, Source
 
 IGNORED = -100
 """The target of a token that has none: what `cross_entropy` ignores."""
@@ -50,6 +51,7 @@ class Packed(Source):
     ) -> None:
         self.name = f"the packed rows of {source.name}"
         self.repeats = source.repeats
+        self.draws = source.draws or tokenize is not None
         self._source, self._length, self._column = source, length, column
         self._pad, self._split, self._tokenize = pad, split, tokenize
 
@@ -72,7 +74,8 @@ class Packed(Source):
 
         for read in self._source.read(order, (cursor[0], 0), size):
             first = read.after(1)[0] - 1
-            with self._source.reading(f"the documents from row {first:,} on"):
+            draws = nullcontext() if self._tokenize is None else order.draws(TOKENS, first)
+            with self._source.reading(f"the documents from row {first:,} on"), draws:
                 documents = self._documents(read)
             for here, tokens in enumerate(documents, first):
                 whole = not self._split and len(tokens) - offset <= self._length
@@ -140,6 +143,8 @@ def pack(
     """
     if length < 1:
         raise DataError(f"rows of {length} tokens", hint="give a length from 1.")
+    if type(source) is list and source and all(isinstance(row, list) for row in source):
+        source = [{column: row} for row in source]  # a list is a document here, and elsewhere a row of several columns
     return Packed(as_source(source, [column]), length, column, pad, split, tokenize)
 
 

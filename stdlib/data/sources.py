@@ -6,7 +6,7 @@ import bisect
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -19,6 +19,8 @@ from monarch.stdlib.data.order import Order
 
 GROUP, WITHIN = 1, 2
 """The purposes of permutations: the order of groups of rows, and that of rows within a window."""
+TOKENS, MAP = 1, 2
+"""The purposes of random numbers that are no row's: a tokenizer's, and those of a stream's `map`."""
 
 Cursor = tuple[int, int]
 """Where an epoch goes on: a row of the source, and for packed rows how much of it has been read."""
@@ -48,6 +50,8 @@ class Source(ABC):
     """Whether the same seed and epoch give the same rows again."""
     batched = False
     """Whether each block is a batch, as someone else has made it."""
+    draws = False
+    """Whether code of the user's makes rows in the thread that reads, and so may draw random numbers."""
     _doing = ""
 
     @property
@@ -78,8 +82,8 @@ class RandomAccess(Source):
     length: int
 
     @abstractmethod
-    def take(self, rows: slice | np.ndarray) -> Columns:
-        """These rows, in this order."""
+    def take(self, rows: slice | np.ndarray, order: Order) -> Columns:
+        """These rows, as they are numbered here."""
 
     def read(self, order: Order, cursor: Cursor, size: int) -> Iterator[Block]:
         permutation = None if order.seed is None else order.permutation(self.length)
@@ -89,7 +93,7 @@ class RandomAccess(Source):
             if permutation is not None:
                 rows = permutation.at(np.arange(start, stop))
             with self.reading(f"rows {start:,} to {stop - 1:,}" + " in shuffled order" * (permutation is not None)):
-                columns = self.take(rows)
+                columns = self.take(rows, order)
             yield Block(columns, partial(_behind, start))
 
 
@@ -183,12 +187,18 @@ class Sequential(Forward):
     once more."""
 
     def __init__(
-        self, name: str, parts: Callable[[int, int], Iterable[Columns]], length: int | None = None, once: bool = False
+        self,
+        name: str,
+        parts: Callable[[int, int], Iterable[Columns]],
+        length: int | None = None,
+        once: bool = False,
+        draws: bool = False,
     ) -> None:
         """`parts` gives those of an epoch, of at most so many rows where they come one by one. With `once` there is one
         epoch."""
         self.name = name
         self.length = length
+        self.draws = draws
         self._parts = parts
         self._once = once
         self._opened = False
@@ -201,11 +211,12 @@ class Sequential(Forward):
             )
         self._opened = True
         row, skipped = 0, 0
-        with self.reading("its beginning"):
+        draws = order.draws() if self.draws else nullcontext()
+        with self.reading("its beginning"), draws:
             parts = iter(self._parts(order.epoch, size))
         try:
             while True:
-                with self.reading(f"row {row:,}"):
+                with self.reading(f"row {row:,}"), draws:
                     columns = next(parts, None)
                 if columns is None:
                     return
@@ -252,17 +263,20 @@ class Batched(Source):
 
     batched = True
 
-    def __init__(self, name: str, batches: Callable[[Order], Iterator[Columns]], length: int | None) -> None:
-        self.name = name
+    def __init__(
+        self, name: str, batches: Callable[[Order], Iterator[Columns]], length: int | None, draws: bool
+    ) -> None:
+        self.name, self.draws = name, draws
         self.batches = length
         self._batches = batches
 
     def read(self, order: Order, cursor: Cursor, size: int) -> Iterator[Block]:
+        draws = order.draws() if self.draws else nullcontext()
         with self.reading("its beginning"):
             found = self._batches(order)
         try:
             for number in itertools.count():
-                with self.reading(f"batch {number:,}"):
+                with self.reading(f"batch {number:,}"), draws:
                     columns = next(found, None)
                 if columns is None:
                     return

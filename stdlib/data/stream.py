@@ -44,7 +44,7 @@ from monarch.stdlib.data.engines import as_source
 from monarch.stdlib.data.order import Order
 from monarch.stdlib.data.progress import Progress
 from monarch.stdlib.data.reader import Reader
-from monarch.stdlib.data.sources import Block, Cursor, Source
+from monarch.stdlib.data.sources import MAP, Block, Cursor, Source
 
 Layouts = LayoutLike | Mapping[str, LayoutLike | None] | tuple[LayoutLike | None, ...] | None
 
@@ -93,6 +93,10 @@ class Stream:
         self._types = Types(layouts, mesh, user_source())
         self._place: tuple[int, Cursor, int] = (0, (0, 0), 0)
         self._goal = options.epochs
+        # Without a seed random numbers follow torch.manual_seed. One is drawn here, in the program's thread, for the
+        # one that reads draws from a generator of its own.
+        draws = options.shuffle is None and (source.draws or options.map is not None)
+        self._drawn = int(torch.randint(2**63 - 1, ())) if draws else options.shuffle or 0
         self._progress = Progress(options.progress)
         self._reader: Reader[_Batch] | None = None
         self._held: _Batch | None = None
@@ -136,7 +140,8 @@ class Stream:
         places = self._mesh is not None and not self._mesh.is_abstract
         if places and self._mesh is not None:
             self._mesh.executor  # noqa: B018  (workers start in this thread)
-        made = _Maker(self._source, self._options, self._types, self._mesh, places, self._place, self._goal)
+        begin = self._place, self._goal, self._drawn
+        made = _Maker(self._source, self._options, self._types, self._mesh, places, *begin)
         self._reader = Reader(made.batches(), self._options.ahead, made.doing)
         self._finalizer = weakref.finalize(self, self._reader.close)
 
@@ -195,6 +200,7 @@ class Stream:
             "offset": offset,
             "batch": number,
             "seed": self._options.shuffle,
+            "drawn": self._drawn,
             "window": self._options.window,
             "rows": self._source.length,
             "source": self._source.name,
@@ -217,6 +223,7 @@ class Stream:
                 hint="give it one: stream(loader, …, shuffle=seed).",
             )
         self.close()
+        self._drawn = int(state.get("drawn", self._drawn))
         self._place = int(state["epoch"]), (int(state["row"]), int(state["offset"])), int(state["batch"])
         if options.epochs is not None and self._place[0] >= (self._goal or 0):
             self._goal = self._place[0] + (options.epochs if self._place[1] == (0, 0) else 1)
@@ -263,9 +270,10 @@ class _Maker:
         places: bool,
         place: tuple[int, Cursor, int],
         goal: int | None,
+        drawn: int,
     ) -> None:
         self._source, self._options, self._mesh, self._places = source, options, mesh, places
-        self._place, self._goal = place, goal
+        self._place, self._goal, self._drawn = place, goal, drawn
         self._types = types
 
         self._placing = False
@@ -280,13 +288,13 @@ class _Maker:
         options = self._options
         epoch, cursor, number = self._place
         while self._goal is None or epoch < self._goal:
-            order = Order(options.shuffle, epoch, options.window)
+            order = Order(options.shuffle, epoch, options.window, self._drawn)
             blocks = self._source.read(order, cursor, options.batch or 1)
             found = number
             try:
                 for columns, behind in _batches(blocks, options.batch, options.last == "keep"):
                     found += 1
-                    yield self._made(columns, (epoch, behind, found))
+                    yield self._made(columns, (epoch, behind, found), order)
             finally:
                 blocks.close()  # type: ignore[attr-defined]
             if not found and not cursor[0]:
@@ -298,11 +306,11 @@ class _Maker:
         few = f"no whole batch of {size} rows, and last='drop'" if self._source.length else "no rows"
         raise DataError(f"an epoch of {self._source.name} has {few}")
 
-    def _made(self, columns: Columns, place: tuple[int, Cursor, int]) -> _Batch:
+    def _made(self, columns: Columns, place: tuple[int, Cursor, int], order: Order) -> _Batch:
         if self._options.columns is not None:
             columns = self._chosen(columns)
         if self._options.map is not None:
-            columns = self._mapped(columns, place)
+            columns = self._mapped(columns, place, order)
         tensors = {name: as_tensor(name, column) for name, column in columns.items()}
         rows = rows_of(columns)
         if self._mesh is None:
@@ -332,7 +340,7 @@ class _Maker:
             )
         return {name: columns[name] for name in self._options.columns}
 
-    def _mapped(self, columns: Columns, place: tuple[int, Cursor, int]) -> Columns:
+    def _mapped(self, columns: Columns, place: tuple[int, Cursor, int], order: Order) -> Columns:
         """A batch as the user's function makes it, of copies that it may change."""
         assert self._options.map is not None
         own = {
@@ -343,9 +351,10 @@ class _Maker:
             else column
             for name, column in columns.items()
         }
-        epoch, (row, _), _ = place
+        epoch, (row, offset), _ = place
         name = getattr(self._options.map, "__name__", "map")
-        with self._source.reading(f"what {name}() makes of the rows before row {row:,} in epoch {epoch}"):
+        what = f"what {name}() makes of the rows before row {row:,} in epoch {epoch}"
+        with self._source.reading(what), order.draws(MAP, row, offset):
             made = self._options.map(shaped(own))
             named = made if isinstance(made, Mapping) else {None: made}
             if isinstance(made, (tuple, list)):

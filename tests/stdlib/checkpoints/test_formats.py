@@ -239,6 +239,12 @@ def test_what_cannot_be_saved_or_replaced_is_told(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="a ndarray is no plain value\n") as raised:
         monarch.save({"x": np.ones(2)}, tmp_path / "c")
     assert "torch.from_numpy" in (raised.value.hint or "")
+    model, path = nn.Linear(2, 3), tmp_path / "x.pt"
+    with pytest.raises(CheckpointError, match=r"x\.pt' is called as a file of torch\.save") as raised:
+        monarch.save(model, path)
+    assert not path.exists()
+    eval((raised.value.hint or "").rpartition(": ")[2].rstrip("."), {"model": model, "torch": torch})
+    assert torch.load(path).keys() == model.state_dict().keys()
 
 
 @pytest.mark.usefixtures("here")

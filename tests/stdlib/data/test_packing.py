@@ -100,3 +100,17 @@ def test_texts_are_tokenised() -> None:
         whole(pack(table, 4, column="text"))
     with pytest.raises(DataError, match="no column 'tokens'"):
         whole(pack([{"ids": [1]}], 4))
+
+
+@pytest.mark.parametrize("rows", [[[1, 2], [3, 4]], [[1], [2, 3, 4]]])
+def test_a_list_of_lists_is_one_of_documents(rows: list[list[int]]) -> None:
+    assert whole(pack(rows, 4))["tokens"].tolist() == [[1, 2, 3, 4]]
+    with pytest.raises(DataError, match=r"dicts?: \{'(tokens|x)': row\}"):
+        whole(pack(iter(rows), 4))
+
+
+def test_a_list_that_contains_itself_is_no_tensor() -> None:
+    rows: list[object] = []
+    rows.append(rows)
+    with pytest.raises(DataError, match="which are no tensors"):
+        whole(rows)
