@@ -122,6 +122,16 @@ def generate(
             hint="place it first: monarch.module_to_mesh(model, mesh).",
             source=user_source(),
         )
+    if any(each.mesh is not parameter.mesh for each in model.parameters() if isinstance(each, DistributedTensor)):
+        raise ProgramError(
+            f"{type(model).__name__} is on several meshes, as a pipeline's stages are",
+            hint="generate with a copy on other workers of the same root:\n"
+            "root = Mesh(role=2, pipe=2)                                       # the stages are on root.slice(role=0)\n"
+            "copy = monarch.module_to_mesh(make_model(), root.slice(role=1))\n"
+            "monarch.sync(pipe.model, copy)                                    # and again after training\n"
+            "monarch.generate(copy, …)",
+            source=user_source(),
+        )
     tokens, seen = _padded(prompts, pad)
     if max_new_tokens == 0:
         return tokens

@@ -159,7 +159,8 @@ def apart_error(first: Mesh, second: Mesh) -> ProgramError:
 def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
     """The error of an op with operands on two meshes."""
     same = " (another mesh of the same shape)" if first.spec == second.spec else ""
-    move = "a + b.to(a.mesh)      # right: b is brought to a's mesh, and its gradient back"
+    move = "a + b.to(a.mesh)      # right: b is brought to a's mesh, and its gradient back.\n"
+    move += "For gradients of a pipeline's stages: pipe.clip_grad_norm_(max_norm)"
     if first._root is not second._root:
         move = "monarch.distribute(x.full_tensor(), mesh, layout)"
     return ProgramError(

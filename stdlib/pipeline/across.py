@@ -243,7 +243,11 @@ class Across(TorchFunctionMode):
                 return result
             self.together.shapes[number] = []
         elif number not in self.together.shapes:
-            result = self._call(func, args, kwargs)
+            try:
+                result = self._call(func, args, kwargs)
+            except OperatorError as failed:
+                failed.hint = f"{failed.hint}\n{self._rows_here()}".lstrip()
+                raise
             if (error := self._mixed_by(result)) is None:
                 self._calls.append((func, result))
                 if self.rows is not None:
@@ -255,6 +259,16 @@ class Across(TorchFunctionMode):
         if self.microbatch or len(self.together.waiting) < len(self.together.rows) - 1:
             raise Waiting(number, func, args, kwargs)
         return self._joined(Waiting(number, func, args, kwargs))
+
+    def _rows_here(self) -> str:
+        """What a call of PyTorch's that fails for a microbatch may have fallen over."""
+        assert self.together is not None
+        own, whole = self.together.rows[self.microbatch], sum(self.together.rows)
+        return (
+            f"The model is called for the {own} rows of a microbatch, of {whole} of the batch; what mixes rows has had "
+            f"all {whole}.\nIf it is right for {whole} rows and not for {own}: take fewer microbatches, or compute it "
+            "in loss_fn."
+        )
 
     def _within_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "a call")
@@ -498,8 +512,8 @@ def _writes(func: Any, kwargs: Any) -> bool:
 def _not_joint(name: str, error: OperatorError) -> ProgramError:
     return ProgramError(
         f"{name} fails on the rows of all microbatches, for which it is called as no rule says that it mixes none",
-        hint=f"{error.message}\nWhere it takes each row from itself alone, as by torch.arange(x.shape[0]), say "
-        "pipeline(…, mixes_rows=True).",
+        hint=f"{error.message}\nWhere it takes each row from itself alone, as by torch.arange(x.shape[0]) or in layers "
+        "of\nexpert_parallel, say pipeline(…, mixes_rows=True).",
         source=error.source,
     )
 

@@ -15,6 +15,7 @@ import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh
 from monarch.language.errors import OperatorError
+from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.pipeline import pipeline
 from tests.language.partitioned import partitioned_mesh
 
@@ -162,6 +163,27 @@ def test_numbers_that_may_not_be_those_of_the_rows_are_an_error(
 ) -> None:
     with pytest.raises(ProgramError, match=match):
         trained(mesh, between)
+
+
+@pytest.mark.parametrize("between", [lambda h: h.topk(3, 0).values, lambda h: (h @ h.T).softmax(-1) @ h])
+def test_what_fails_for_the_rows_of_a_microbatch_names_them(mesh: Mesh, between: Callable[[Any], Any]) -> None:
+    with pytest.raises(OperatorError, match="for the 2 rows of a microbatch, of 8 of the batch"):
+        trained(mesh, between)
+
+
+def test_what_takes_one_mesh_says_what_to_call_for_stages(mesh: Mesh) -> None:
+    pipe = pipeline(GPT(vocabulary=11, width=8, layers=2, heads=2, sequence=8), mesh, microbatches=2, layouts={})
+    with pytest.raises(ProgramError, match=r"several meshes(.|\n)*module_to_mesh(.|\n)*monarch.sync"):
+        monarch.generate(pipe.model, [[1, 2]], max_new_tokens=2)
+
+    @monarch.program
+    def step(x: Any) -> Any:
+        loss = pipe.step(x, target=x, loss_fn=lambda y, x: F.cross_entropy(y.flatten(0, 1), x.flatten()))
+        nn.utils.clip_grad_norm_(pipe.parameters(), 1.0)
+        return loss
+
+    with pytest.raises(ProgramError, match=r"pipe.clip_grad_norm_"):
+        step(torch.ones(4, 3, dtype=torch.int64))
 
 
 def test_with_mixes_rows_each_microbatch_counts_its_own(mesh: Mesh) -> None:
