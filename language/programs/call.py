@@ -234,6 +234,43 @@ def apart(call: Call, symbols: list[Any], as_made: list[dict[str, Any]], reached
     return found
 
 
+def histories(leaves: list[Any]) -> list[int]:
+    """The distributed arguments, by number, that have a history, which ends at the program."""
+    return [number for number, leaf in enumerate(leaves) if isinstance(leaf, DistributedTensor) and _history(leaf)]
+
+
+def leads_to(leaf: DistributedTensor, reached: Container[int]) -> bool:
+    """Whether the history of an argument leads to one of these tensors, by id, which the program reads besides."""
+    waiting, seen = [_history(leaf)], set[Any]()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if id(getattr(node, "variable", None)) in reached:
+            return True
+        waiting += [each for each, _ in node.next_functions]
+    return False
+
+
+def _history(leaf: DistributedTensor) -> Any:
+    return leaf._history or leaf.grad_fn
+
+
+def check_histories(call: Call, numbers: list[int], reached: Container[int]) -> None:
+    """Raise ProgramError for an argument whose history leads to what the program reads besides: gradients would lack
+    what goes through the argument."""
+    for number in numbers:
+        if not call.written and leads_to(call.leaves[number], reached):
+            raise ProgramError(
+                f"argument {number} of the program was computed from a tensor that the program reads too, and its "
+                "history ends at the program",
+                hint="a gradient would lack what goes through the argument: compute it in the program, or pass\n"
+                "x.detach() where it is to be a constant.",
+                source=user_source(),
+            )
+
+
 def _differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     return first.keys() != second.keys() or any(first[key] is not second[key] for key in first)
 

@@ -27,6 +27,7 @@ from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
 from monarch.language.tensors.tensor import Cell, DistributedTensor
 
+_HISTORY = "with a history"
 _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
 """Types of arguments that are known to hold no others."""
 
@@ -51,7 +52,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
     key: list[Any] = [modes(), spec, repeats if spec is None else (repeats, repeated(args, kwargs))]
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor):
-            ref = leaf._ref
+            owner, ref = leaf, leaf._ref
             cell = ref.cell
             if cell.mesh.pending is not None:
                 cell.mesh.flush(program)
@@ -61,6 +62,8 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
                 leaves[number] = leaf = settled(leaf)
                 cell = leaf._ref.cell
             key += (id(cell.mesh), cell.type, leaf.requires_grad)
+            if owner.grad_fn is not None:
+                key.append(_HISTORY)
         elif isinstance(leaf, torch.Tensor):
             key += (leaf.dtype, leaf.shape, leaf.requires_grad)
         else:
@@ -121,7 +124,7 @@ def settled(leaf: DistributedTensor) -> DistributedTensor:
     if ref is leaf._ref:
         return leaf
     made = DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)
-    made._source = leaf._ref.cell
+    made._source, made._history = leaf._ref.cell, leaf.grad_fn
     return made
 
 

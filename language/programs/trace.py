@@ -24,7 +24,7 @@ from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
-from monarch.language.programs.call import Call, apart, differentiated
+from monarch.language.programs.call import Call, apart, check_histories, differentiated, histories
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
@@ -116,6 +116,8 @@ class Trace:
     """Whether there are lists or dicts among its arguments."""
     asks_which: bool
     """Whether it may have asked which object an argument is."""
+    with_history: list[int]
+    """The arguments, by number, whose history ends at the program, where that differentiates."""
     scope: Scope | None
     """The named sizes that it is valid for all values of, under conditions; None where it has none."""
     free: frozenset[str | int]
@@ -334,6 +336,8 @@ def _trace(
         guards = Guards(snapshot, entered, roots, free, moving | call.moving, _rebound(own), set(recording.states))
         guards.tell_arguments(leaves, call.written)
         requiring_apart = apart(call, inputs_, as_made, guards.spot_of)
+        with_history = histories(call.leaves) if any(op.backward for op in recording.tape.ops) else []
+        check_histories(call, with_history, guards.spot_of)
         passed.check_apart(call.name, guards.spot_of, own, entered.asks_which)
         effects = Effects(guards, recording, inputs_, call.given, passed)
         for held, now in own:
@@ -436,6 +440,7 @@ def _trace(
         requiring=requiring,
         apart=requiring_apart,
         passes=passes,
+        with_history=with_history,
         asks_which=entered.asks_which,
         scope=None if symbols is None else symbols.scope,
         free=unsaid(states, leaves, types, recording.questions),

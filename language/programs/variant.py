@@ -25,6 +25,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
 from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
+from monarch.language.programs.call import leads_to
 from monarch.language.programs.effects import Again, Change, Gradients, Outcome, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain
@@ -406,6 +407,10 @@ class Variant:
             for cell in cells:
                 cell.raise_failure()
         if not self._states_hold(cells) or self.compiled.changes_argument(leaves, cells):
+            return None
+        if self.trace.with_history and any(
+            leads_to(leaves[number], {*map(id, states)}) for number in self.trace.with_history
+        ):
             return None
         return live, cells, scalars
 

@@ -183,6 +183,8 @@ class DistributedTensor(_Base):
     _ref: Ref
     _source: Cell | None = None
     """Of a copy that stands for a view among a program's arguments, the storage of that."""
+    _history: Any = None
+    """Of such a copy, the view's history that autograd has."""
     _stands_in: bool = False
     """Whether it stands for another tensor while a branch or a loop is recorded."""
 

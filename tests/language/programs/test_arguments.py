@@ -336,3 +336,28 @@ def test_a_number_or_text_that_is_another_at_each_call_is_named_once(mesh: Mesh)
         "computed with can be a float, or a tensor.",
         "the program 'step' is traced and compiled for each value of 'state['name']' ('7' is number 8).",
     ]
+
+
+def test_an_argument_that_is_computed_from_what_the_program_reads_is_refused_where_it_differentiates(
+    mesh: Mesh,
+) -> None:
+    """Its history ends at the program, and a gradient would lack what goes through it."""
+    w = distribute(torch.arange(3.0), mesh).requires_grad_()
+    other = distribute(torch.ones(3), mesh).requires_grad_()
+
+    @program
+    def step(h: torch.Tensor) -> torch.Tensor:
+        return torch.autograd.grad((h * w).sum(), w)[0]
+
+    for _ in range(4):
+        assert step(other * 2).tolist() == [2.0] * 3
+        for given in (w * 2, w[:].view(3), w + other):
+            with pytest.raises(ProgramError, match="argument 0 of the program was computed from a tensor that the pro"):
+                step(given)
+        assert step((w * 2).detach()).tolist() == [0.0, 2.0, 4.0]
+
+    @program
+    def forward(h: torch.Tensor) -> torch.Tensor:
+        return h * w
+
+    assert forward(w * 2).tolist() == [0.0, 2.0, 8.0]
