@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from numbers import Integral
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import torch
 from torch import nn
@@ -27,6 +27,8 @@ from monarch.language.source import user_source
 from monarch.stdlib.models.cache import Cache
 
 Logits = torch.Tensor
+Tokens = Annotated[torch.Tensor, "i64[batch, prompt]"]
+Seen = Annotated[torch.Tensor, "bool[batch, prompt]"]
 
 
 class Decodes(Protocol):
@@ -107,9 +109,9 @@ def generate(
     on it.
 
     The model is one of `monarch.stdlib.models`, one of `transformers` with a decoder alone, or any whose forward pass
-    is as in `Decodes`; it runs in evaluation mode, with its state as it is. Each shape of prompts and each set of
-    options is compiled once. Raises ProgramError for a model that cannot be run so, for what are no prompts or options,
-    and where the model has too few positions.
+    is as in `Decodes`; it runs in evaluation mode, with its state as it is. Each set of options is compiled once, for
+    prompts of all lengths, and of all numbers where no tokens are drawn. Raises ProgramError for a model that cannot be
+    run so, for what are no prompts or options, and where the model has too few positions.
     """
     sampling = Sampling(temperature, top_k, top_p)
     sampling.check()
@@ -140,7 +142,7 @@ def generate(
     with _evaluating(model):
         known = _programs.setdefault(model, {})
         if options not in known:
-            forward = _forward_of(model, tokens.shape[1] + max_new_tokens)
+            forward = _forward_of(model)
             shard = (lambda x: layout(x, batch_layout)) if batch_layout is not None else (lambda x: x)
             known[options] = _program(forward, parameter.mesh, sampling, max_new_tokens, stops, pad, shard)
         made, count = known[options](torch.where(seen, tokens, 0), seen)
@@ -162,7 +164,7 @@ def _program(
     def ended(token: torch.Tensor) -> torch.Tensor:
         return torch.isin(token, torch.tensor(stop)) if stop else torch.zeros_like(token, dtype=torch.bool)
 
-    def generate(tokens: torch.Tensor, seen: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def generate(tokens: Tokens, seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
         tokens, seen = shard(tokens), shard(seen)
         prompt = tokens.shape[1]
         cache = Cache(prompt + count)
@@ -270,7 +272,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def _forward_of(model: nn.Module, length: int) -> Any:
+def _forward_of(model: nn.Module) -> Any:
     """The model's forward pass as `Decodes` has it."""
     parameters = inspect.signature(model.forward).parameters
     if {"positions", "mask", "cache"} <= parameters.keys():
@@ -298,9 +300,7 @@ def _forward_of(model: nn.Module, length: int) -> Any:
     kinds = set(getattr(config, "layer_types", None) or ())
     if other := kinds - _ATTENTION:
         raise refuse(f"it has layers with {' and '.join(sorted(other))}")
-    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    if window is not None and (window >= length or kinds == {"full_attention"}):
-        window = None
+    slides = getattr(config, "use_sliding_window", True) and kinds != {"full_attention"}
     if config._attn_implementation not in ("sdpa", "eager"):
         raise refuse(f"its attention is {config._attn_implementation}, and not sdpa or eager")
     only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
@@ -313,7 +313,8 @@ def _forward_of(model: nn.Module, length: int) -> Any:
 
     def forward(tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Cache) -> Logits:
         masks: Any = as_taken(mask)
-        if window is not None:
+        window = getattr(config, "sliding_window", None) if slides else None
+        if window is not None and window < cache.length:
             near = as_taken(mask & _within(window, mask, cache))
             masks = {"full_attention": masks, "sliding_attention": near} if kinds else near
         found: Any = model(

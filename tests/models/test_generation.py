@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ import torch
 from torch import nn
 
 import monarch
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import PerformanceWarning, ProgramError
 from monarch.compiler.types import Layout
 from monarch.language import Mesh, module_to_mesh, program
+from monarch.stdlib import generation
 from monarch.stdlib.generation import Sampling, generate
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.parallel import data_parallel, fully_shard, tensor_parallel
-from tests.language.partitioned import partitioned_mesh
+from tests.language.partitioned import COMPILED, partitioned_mesh
 from tests.models.families import FAMILIES
 from tests.models.test_library import twins
 
@@ -40,11 +42,11 @@ def family(name: str) -> Any:
     return model
 
 
-def theirs(model: Any, count: int, **options: Any) -> torch.Tensor:
+def theirs(model: Any, count: int, prompts: list[list[int]] = PROMPTS, **options: Any) -> torch.Tensor:
     """What transformers generates."""
-    longest = max(map(len, PROMPTS))
-    tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in PROMPTS])
-    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in PROMPTS])
+    longest = max(map(len, prompts))
+    tokens = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+    seen = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
     options = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None, **options}
     found: torch.Tensor = model.generate(input_ids=tokens, attention_mask=seen, max_new_tokens=count, **options)
     return found
@@ -73,6 +75,67 @@ def test_windows_of_attention_are_those_of_transformers(name: str) -> None:
     with partitioned_mesh(data=2) as mesh:
         module_to_mesh(model, mesh, {})
         assert torch.equal(generate(model, PROMPTS, max_new_tokens=6, batch_layout="[@data, -]"), wanted)
+
+
+@pytest.mark.parametrize("name", ["mistral", "gemma3"])
+def test_a_window_counts_for_prompts_behind_shorter_ones_that_had_none(name: str) -> None:
+    model = family(name)
+    model.config.sliding_window = 100
+    whole = theirs(model, 3, [[5, 9, 13, 4, 7, 8, 2, 30]])
+    with partitioned_mesh(data=2) as mesh:
+        module_to_mesh(copied := copy.deepcopy(model), mesh, {})
+        model.config.sliding_window = copied.config.sliding_window = 4
+        for prompts in [[5]], [[5, 9, 13, 4, 7, 8, 2, 30]], [[9]]:
+            wanted = theirs(model, 3, prompts)
+            assert torch.equal(generate(copied, prompts, max_new_tokens=3), wanted)
+            assert len(prompts[0]) == 1 or not torch.equal(wanted, whole)
+
+
+SIZES = [(3, 5), (7, 9), (3, 11)]
+"""Numbers of prompts, and the length of the longest: none is equal to another, or to one of the model's, by chance."""
+
+
+def some(number: int, longest: int) -> list[list[int]]:
+    return [[(7 * at + 11 * row) % 50 + 1 for at in range(longest - row)] for row in range(number)]
+
+
+@pytest.fixture
+def compiled_once() -> Iterator[None]:
+    """A program that is compiled for each shape fails its test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", PerformanceWarning)
+        COMPILED.clear()
+        yield
+    assert COMPILED == ["generate"]
+
+
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("name", ["gpt2", "llama", "gpt-neox", "qwen2", "phi", "gemma", "opt"])
+def test_one_plan_serves_prompts_of_all_numbers_and_lengths(name: str, compiled_once: None) -> None:
+    model = family(name)
+    wanted = [theirs(model, 3, some(*sizes)) for sizes in SIZES]
+    with partitioned_mesh(model=2) as mesh:
+        module_to_mesh(model, mesh, tensor_parallel(model, mesh, "model"))
+        for sizes, tokens in zip(SIZES, wanted, strict=True):
+            assert torch.equal(generate(model, some(*sizes), max_new_tokens=3), tokens)
+
+
+def test_tokens_drawn_by_one_plan_are_those_of_a_plan_for_each_shape(
+    compiled_once: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = family("gpt2")
+    with partitioned_mesh(data=2) as mesh:
+        module_to_mesh(model, mesh, {})
+
+        def drawn(prompts: list[list[int]], pad: int) -> list[Any]:
+            monarch.manual_seed(len(prompts[0]))
+            return generate(model, prompts, max_new_tokens=3, temperature=1.0, top_k=40, pad=pad).tolist()
+
+        found = [drawn(some(3, length), pad=0) for length in (5, 9, 11)]
+        monkeypatch.setattr(generation, "Tokens", torch.Tensor)
+        monkeypatch.setattr(generation, "Seen", torch.Tensor)
+        plain = drawn(some(3, 9), pad=-1)  # other options, and so another program: without names
+        assert [[max(0, token) for token in row] for row in plain] == found[1]
 
 
 def test_sequences_end_behind_a_token_that_stops_them() -> None:
