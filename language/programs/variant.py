@@ -195,7 +195,7 @@ class Compiled:
         if not self.state_updates:
             return False
         changed = {id(cells[number]) for number, _ in self.state_updates}
-        given = [leaves[number] for kind, number in self.fetch if kind == _INPUT]
+        given = [leaves[number] for kind, number in self.fetch if kind == _INPUT and number < len(leaves)]  # no answers
         return any(id(source_of(leaf)) in changed for leaf in given if type(leaf) is DistributedTensor)
 
     def share(self, trace: Trace, cells: list[Cell], left: Mapping[int, Cell]) -> None:

@@ -272,7 +272,7 @@ def test_other_tensors_cost_no_trace(mesh: Mesh) -> None:
 
 
 def test_other_data_for_a_plain_argument_is_refused(mesh: Mesh) -> None:
-    @program
+    @program(mesh=mesh)
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.data = y + 1
         return x * 2

@@ -96,6 +96,8 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.sent = bytearray()
         self._ends: list[socket.socket] = []
+        self._lock = threading.Lock()
+        self._closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
     def _accept(self) -> None:
@@ -105,7 +107,12 @@ class Proxy:
             except OSError:
                 return
             host = socket.create_connection(self._to)
-            self._ends += [client, host]
+            with self._lock:
+                if self._closed:  # meanwhile
+                    client.close()
+                    host.close()
+                    return
+                self._ends += [client, host]
             threading.Thread(target=self._pass_on, args=(client, host, True), daemon=True).start()
             threading.Thread(target=self._pass_on, args=(host, client, False), daemon=True).start()
 
@@ -122,6 +129,8 @@ class Proxy:
 
     def cut(self) -> None:
         """Both ends find their connection reset."""
+        with self._lock:
+            self._closed = True
         for end in self._ends:
             with suppress(OSError):  # what ends one connection may have ended the other by now
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -130,6 +139,8 @@ class Proxy:
 
     def close(self) -> None:
         """What is connected is closed, and nobody listens any more."""
+        with self._lock:
+            self._closed = True
         with suppress(OSError):  # closed already
             self._listener.shutdown(socket.SHUT_RDWR)  # a close does not end an accept that waits
         for end in (self._listener, *self._ends):

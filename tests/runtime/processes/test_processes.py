@@ -346,7 +346,7 @@ def test_a_forked_child_of_the_controller_leaves_the_mesh_alone() -> None:
             try:
                 all_reduces(executor, 1)
             except MonarchError as error:
-                print(error, flush=True)
+                print(error.message, flush=True)
             with MeshExecutor(MeshSpec.of(data=2)) as own:
                 own.wait(all_reduces(own, 1))
             sys.exit(0)
@@ -355,7 +355,9 @@ def test_a_forked_child_of_the_controller_leaves_the_mesh_alone() -> None:
         print('fine', flush=True)
     """)
     out, err = process.communicate(timeout=BOUND)
-    assert out.splitlines() == ["the mesh mesh<data=3> is closed", "0", "fine"], err
+    assert out.splitlines() == ["the mesh mesh<data=3> is of the process that this one was forked from", "0", "fine"], (
+        err
+    )
     assert all(ended(pid) for pid in pids)
 
 
