@@ -188,8 +188,8 @@ def as_tensor(name: Any, column: Column) -> torch.Tensor:
     )
 
 
-def collate(rows: Sequence[Any]) -> Columns:
-    """Columns of rows that are mappings, tuples or single values."""
+def collate(rows: Sequence[Any], wanted: Sequence[str] | None = None) -> Columns:
+    """Columns of rows that are mappings, tuples or single values. `wanted` are those that will be read, for advice."""
     first = rows[0]
     if isinstance(first, Mapping):
         for row in rows:
@@ -203,7 +203,8 @@ def collate(rows: Sequence[Any]) -> Columns:
         if any(len(row) != len(first) for row in rows):
             raise DataError(
                 "rows are tuples of different lengths",
-                hint="give all rows the same number of values. A row that is one list goes into a dict: {'x': row}.",
+                hint="give all rows the same number of values. A row that is one list goes into a dict: "
+                f"{{{(wanted or ['x'])[0]!r}: row}}.",
             )
         return {at: stacked(at, [row[at] for row in rows]) for at in range(len(first))}
     return {None: stacked(None, rows)}

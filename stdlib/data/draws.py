@@ -55,6 +55,11 @@ class Draws(TorchDispatchMode):
         """Begin anew with the numbers of another place."""
         self._place, self._seeded = place, False
 
+    @property
+    def drawn(self) -> bool:
+        """Whether something was drawn at this place."""
+        return self._seeded
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return (

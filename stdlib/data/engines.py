@@ -286,21 +286,26 @@ class _MapStyle(RandomAccess):
         self.name, self.length = f"the data set {type(given).__qualname__}", len(given)
         self._given, self._columns = given, columns
         self.draws = type(given) not in (list, tuple)
+        self._drawing = False
+        """Whether a call for several rows has drawn random numbers: rows are asked for one by one then, each with its
+        own."""
 
     def take(self, rows: slice | np.ndarray, order: Order) -> Columns:
         numbers = range(rows.start, rows.stop) if isinstance(rows, slice) else rows.tolist()
         if not self.draws:
-            return _chosen(collate([self._given[number] for number in numbers]), self._columns)
+            return _chosen(collate([self._given[number] for number in numbers], self._columns), self._columns)
+        several = getattr(self._given, "__getitems__", None)
         with order.draws(numbers[0]) as draws:
-            if hasattr(self._given, "__getitems__"):
-                found = self._given.__getitems__(list(numbers))
-            else:
+            if several is not None and not self._drawing:
+                found = several(list(numbers))
+                self._drawing = draws.drawn
+            if several is None or self._drawing:
                 found = []
                 for number in numbers:
                     draws.at(number)
                     with self.reading(f"row {number:,}"):
-                        found.append(self._given[number])
-        return _chosen(collate(found), self._columns)
+                        found += [self._given[number]] if several is None else several([number])
+        return _chosen(collate(found, self._columns), self._columns)
 
 
 class _HuggingFace(RandomAccess):
@@ -392,7 +397,7 @@ def _iterated(
         rows = made(epoch)
         if _is_reader(rows):
             return _parts_of_reader(rows, columns)
-        return (_chosen(part, columns) for part in parts_of_rows(rows, min(size, _FEW)))
+        return (_chosen(part, columns) for part in parts_of_rows(rows, min(size, _FEW), columns))
 
     return Sequential(name, parts, None, once, draws=True)
 

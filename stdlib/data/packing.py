@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -54,6 +53,8 @@ class Packed(Source):
         self.draws = source.draws or tokenize is not None
         self._source, self._length, self._column = source, length, column
         self._pad, self._split, self._tokenize = pad, split, tokenize
+        self._drawing = False
+        """Whether `tokenize` has drawn random numbers: it gets texts one by one then, each with its row's own."""
 
     @property
     def doing(self) -> str:
@@ -74,9 +75,8 @@ class Packed(Source):
 
         for read in self._source.read(order, (cursor[0], 0), size):
             first = read.after(1)[0] - 1
-            draws = nullcontext() if self._tokenize is None else order.draws(TOKENS, first)
-            with self._source.reading(f"the documents from row {first:,} on"), draws:
-                documents = self._documents(read)
+            with self._source.reading(f"the documents from row {first:,} on"):
+                documents = self._documents(read, order, first)
             for here, tokens in enumerate(documents, first):
                 whole = not self._split and len(tokens) - offset <= self._length
                 if whole and row.used and len(tokens) - offset > self._length - row.used:
@@ -98,7 +98,7 @@ class Packed(Source):
             after.append((end, 0))
             yield block()
 
-    def _documents(self, read: Block) -> list[torch.Tensor]:
+    def _documents(self, read: Block, order: Order, first: int) -> list[torch.Tensor]:
         columns = read.columns
         if self._column not in columns and list(columns) != [None]:
             raise DataError(
@@ -108,7 +108,7 @@ class Packed(Source):
         column = columns[self._column if self._column in columns else None]
         if self._tokenize is not None:
             texts = column if isinstance(column, list) else [column[row] for row in range(len(column))]
-            column = stacked(self._column, list(self._tokenize(texts)))
+            column = stacked(self._column, self._tokenized(self._tokenize, texts, order, first))
         if isinstance(column, torch.Tensor) and column.ndim == 2:
             column = Ragged.of(list(column))
         if not isinstance(column, Ragged) or column.values.is_floating_point():
@@ -117,6 +117,18 @@ class Packed(Source):
                 hint="say how to make tokens of them: pack(…, tokenize=lambda texts: tokenizer(texts)['input_ids']).",
             )
         return [column[row] for row in range(len(column))]
+
+    def _tokenized(self, tokenize: Callable[..., Any], texts: list[Any], order: Order, first: int) -> list[Any]:
+        with order.draws(TOKENS, first) as draws:
+            if not self._drawing:
+                found = list(tokenize(texts))
+                self._drawing = draws.drawn
+            if self._drawing:
+                found = []
+                for row, text in enumerate(texts, first):
+                    draws.at(TOKENS, row)
+                    found += tokenize([text])
+        return found
 
 
 def pack(

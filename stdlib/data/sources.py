@@ -233,7 +233,7 @@ class Sequential(Forward):
                 parts.close()  # type: ignore[attr-defined]
 
 
-def parts_of_rows(rows: Iterable[Any], size: int) -> Iterator[Columns]:
+def parts_of_rows(rows: Iterable[Any], size: int, wanted: Sequence[str] | None = None) -> Iterator[Columns]:
     """Rows that come one by one, in parts of columns. What was read before an error is given before it is raised."""
     held: list[Any] = []
     found = iter(rows)
@@ -245,14 +245,14 @@ def parts_of_rows(rows: Iterable[Any], size: int) -> Iterator[Columns]:
                 break
             except Exception:
                 if held:
-                    yield collate(held)
+                    yield collate(held, wanted)
                 held = []
                 raise
             if len(held) == size:
-                yield collate(held)
+                yield collate(held, wanted)
                 held = []
         if held:
-            yield collate(held)
+            yield collate(held, wanted)
     finally:
         if hasattr(found, "close"):
             found.close()

@@ -1,13 +1,14 @@
 """Random numbers that are drawn in the thread that reads: by seed and place, and from no generator of the program's."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
 from monarch.data import DataError, pack, stream
+from monarch.stdlib.data.stream import Stream
 
 
 class Rows(Dataset[torch.Tensor]):
@@ -77,9 +78,41 @@ def test_another_stream_goes_on_with_the_same_numbers(kind: str) -> None:
         assert torch.equal(next(others), expected)
 
 
-def test_a_row_of_a_data_set_has_its_numbers_in_batches_of_any_size() -> None:
-    by_two, by_three = (torch.cat(list(stream(Rows(), None, batch=size, shuffle=1))) for size in (2, 3))
+@pytest.mark.parametrize("rows", [Rows(), Subset(Rows(), list(range(6)))], ids=["one by one", "__getitems__"])
+def test_a_row_of_a_data_set_has_its_numbers_in_batches_of_any_size(rows: Dataset[torch.Tensor]) -> None:
+    by_two, by_three = (torch.cat(list(stream(rows, None, batch=size, shuffle=1))) for size in (2, 3))
     assert torch.equal(by_two, by_three)
+
+
+def _drawn(texts: Sequence[str]) -> list[list[int]]:
+    return [torch.randint(99, (ord(text) - ord("a") + 1,)).tolist() for text in texts]
+
+
+def test_a_text_is_tokenised_alike_in_batches_of_any_size_and_where_a_stream_goes_on() -> None:
+    def read(batch: int) -> Stream:
+        return stream(pack([{"tokens": text} for text in "cadbec"], 4, tokenize=_drawn), None, batch=batch, shuffle=1)
+
+    whole = [torch.cat([each["tokens"] for each in read(batch)]) for batch in (1, 2, 3)]
+    assert torch.equal(whole[0], whole[1]) and torch.equal(whole[0], whole[2])
+    for taken in 1, 2, 3:
+        with read(1) as first:
+            for _ in range(taken):
+                next(first)
+            state = first.state_dict()
+        with read(3) as others:
+            others.load_state_dict(state)
+            assert torch.equal(torch.cat([each["tokens"] for each in others]), whole[0][taken:])
+
+
+def test_a_tokenizer_that_draws_nothing_gets_texts_together() -> None:
+    calls: list[int] = []
+
+    def tokenize(texts: Sequence[str]) -> list[list[int]]:
+        calls.append(len(texts))
+        return [[1, 2]] * len(texts)
+
+    list(stream(pack([{"tokens": text} for text in "abcd"], 4, tokenize=tokenize), None, batch=4))
+    assert calls == [4]
 
 
 def test_workers_of_a_loader_draw_as_they_do_without_a_stream() -> None:

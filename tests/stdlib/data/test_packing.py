@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -114,3 +115,10 @@ def test_a_list_that_contains_itself_is_no_tensor() -> None:
     rows.append(rows)
     with pytest.raises(DataError, match="which are no tensors"):
         whole(rows)
+
+
+@pytest.mark.parametrize("source", [lambda: iter([[1, 2], [3]]), lambda: ([1, 2], [3])], ids=["iterable", "sequence"])
+def test_rows_that_are_lists_are_to_have_the_column_that_is_packed(source: Callable[[], Any]) -> None:
+    with pytest.raises(DataError, match=r"goes into a dict: \{'text': row\}"):
+        list(stream(pack(source(), 4, column="text"), None, batch=2))
+    assert list(stream(pack([{"text": row} for row in ([1, 2], [3])], 4, column="text"), None, batch=1))
