@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 
 from monarch.compiler.errors import ProgramError
-from monarch.compiler.execution.executor import Bind, Executor, Handle
+from monarch.compiler.execution.executor import Bind, Executor, Handle, Writing
 from monarch.compiler.execution.factories import executors_by
-from monarch.compiler.execution.storage import Piece, Stored, Writing
+from monarch.compiler.execution.storage import Stored
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.language.source import user_source
@@ -93,7 +93,7 @@ class TypesOnly:
     def check_replicas(self, every: int | None, names: Callable[[], Iterable[tuple[str, Handle]]]) -> None:
         """No worker holds anything."""
 
-    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> Writing:
+    def writing(self) -> Writing:
         raise _needs_workers("tensors are to be saved")
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:

@@ -3,6 +3,7 @@ other."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from monarch.compiler.execution.storage import Piece, Stored, Writing
+from monarch.compiler.execution.storage import Piece, Stored, Written
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.trace import Trace
@@ -60,6 +61,30 @@ TakeBack = Callable[[bool], None]
 PyTorch would not undo: random numbers are drawn again. To call it again changes nothing."""
 Bind = Callable[[list[Handle]], TakeBack | None]
 """See `Executor.run`."""
+
+
+class Writing(Protocol):
+    """What the workers of a mesh write, beside the steps that they run. Whoever has it ends it, also where `start` was
+    interrupted."""
+
+    def start(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> None:
+        """Have the workers write values, as they are now, while they run the steps that follow."""
+        ...
+
+    def belongs_to(self, thread: threading.Thread) -> None:
+        """Say which thread ends it: while that runs, closing the mesh waits for it."""
+        ...
+
+    def poll(self) -> Written:
+        """How far they are: waits until they have come to this question, behind the steps that were called before it.
+        Raises DeviceMeshError where a worker cannot write, or the mesh is lost."""
+        ...
+
+    def end(self) -> None:
+        """Have the workers forget it, and wait until they write no more of it, unless the mesh is lost or closed. What
+        has been written stays. Raises nothing but interrupts; to call it again changes nothing. The mesh is closed only
+        behind it."""
+        ...
 
 
 @runtime_checkable
@@ -164,8 +189,8 @@ class Executor(Protocol):
         calls them. Raises ReplicaError where they differ, in the background where a step is next run."""
         ...
 
-    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> Writing:
-        """Have the workers write values to files, as they are now, while they run the steps that follow."""
+    def writing(self) -> Writing:
+        """What has the workers write values to files, once it is started."""
         ...
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:

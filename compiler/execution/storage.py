@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -64,22 +62,4 @@ class Written:
     sums: Mapping[tuple[str, int], list[str]]
 
 
-class Writing(Protocol):
-    """What the workers of a mesh write, beside the steps that they run."""
-
-    def belongs_to(self, thread: threading.Thread) -> None:
-        """Say which thread ends it: while that runs, closing the mesh waits for it."""
-        ...
-
-    def poll(self) -> Written:
-        """How far they are: waits until they have come to this question, behind the steps that were called before it.
-        Raises DeviceMeshError where a worker cannot write, or the mesh is lost."""
-        ...
-
-    def end(self) -> None:
-        """Have the workers forget it, and write no more where they still do. What has been written stays. Never
-        raises; to call it again changes nothing. The mesh is closed only behind it."""
-        ...
-
-
-__all__ = ["SUM_BYTES", "SUM_DIGITS", "Piece", "Stored", "Writing", "Written"]
+__all__ = ["SUM_BYTES", "SUM_DIGITS", "Piece", "Stored", "Written"]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from monarch.compiler.execution.executor import Bind, Handle, Loss
-from monarch.compiler.execution.storage import Piece, Stored
+from monarch.compiler.execution.storage import Stored
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.runtime.controller.connection import ActorProcesses
@@ -103,8 +103,8 @@ class PartExecutor:
     def trace_stop(self) -> Trace:
         return self.whole.trace_stop()
 
-    def write(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> WorkersWriting:
-        return self.whole.write(values, self)
+    def writing(self) -> WorkersWriting:
+        return self.whole.writing(self)
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
         return self.whole.read(tensors, self)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 128 << 10
 """About the most that one command says; what is said of one tensor stays together."""
 _LOOK_SECONDS = 0.2
+_STOPPED_SECONDS = 0.002
 
 
 class Storing(ABC):
@@ -64,10 +66,13 @@ class Storing(ABC):
     @abstractmethod
     def _forget(self, step: Step) -> None: ...
 
-    def write(
-        self, values: Sequence[tuple[Handle, Sequence[Piece]]], part: PartExecutor | None = None
-    ) -> WorkersWriting:
-        """See `Executor.write`. With a part, values that are there."""
+    def writing(self, part: PartExecutor | None = None) -> WorkersWriting:
+        """See `Executor.writing`. With a part, of values that are there."""
+        return WorkersWriting(self, next(Storing._saves), part)
+
+    def start(self, writing: WorkersWriting, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> None:
+        """See `Writing.start`."""
+        part = writing.part
         place = self.place if part is None else part.place
         where = None if part is None else place_text(place)
         with self._lock:
@@ -82,18 +87,15 @@ class Storing(ABC):
                 ]
                 remotes.append([remote.id, type_text(remote.type), listed])
             self._flush_freed()
-            number = next(Storing._saves)
-            writing = WorkersWriting(self, number)
+            self._writing = self._writing or weakref.WeakSet()
+            self._writing.add(writing)
             groups = list(_grouped(remotes)) or [[]]
             for at, group in enumerate(groups):
                 step = Step("save")
                 writing.steps.append(step)
-                job = {"save": number, "values": group, "last": at == len(groups) - 1, "place": where}
+                job = {"save": writing.number, "values": group, "last": at == len(groups) - 1, "place": where}
                 self.connection.command(step, wire.pack_json(wire.WRITE, job))
             self.connection.publish()
-            self._writing = self._writing or weakref.WeakSet()
-            self._writing.add(writing)
-            return writing
 
     def read(
         self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]], part: PartExecutor | None = None
@@ -129,15 +131,16 @@ class Storing(ABC):
             return [*made]
 
     def finish_writing(self) -> None:
-        """Wait until nothing is being written any more: before the workers end. What an interrupt has cut off before a
-        thread had it (see `Writing.belongs_to`) nobody ends, and is not waited for."""
+        """Wait until nothing is being written any more: before the workers end. What no thread has yet (see
+        `Writing.belongs_to`) is not waited for: the call that began it is still under way, maybe further up in this
+        thread."""
         for writing in list(self._writing or ()):
             while writing.thread is not None and writing.thread.is_alive() and not writing.ended.wait(_LOOK_SECONDS):
                 pass
 
     def look_at(self, writing: WorkersWriting) -> Written:
         """See `Writing.poll`."""
-        found = [json.loads(bytes(value.tolist())) for value in self._ask_all(writing, 0).values()]
+        found = self._ask_all(writing.number, 0, *writing.steps)
         error = next((each["error"] for each in found if each["error"]), "")
         if error:
             raise DeviceMeshError(f"a worker of {self._mesh} cannot write {error}")
@@ -147,37 +150,47 @@ class Storing(ABC):
 
     def end(self, writing: WorkersWriting) -> None:
         """See `Writing.end`."""
+        if writing.ended.is_set():
+            return
         try:
             with suppress(MonarchError):
-                self._ask_all(writing, 1)
+                while writing.steps and not all(each["done"] for each in self._ask_all(writing.number, 1)):
+                    time.sleep(_STOPPED_SECONDS)  # for a worker that is within a write
         finally:
             writing.ended.set()
 
-    def _ask_all(self, writing: WorkersWriting, stop: int) -> dict[int, Any]:
+    def _ask_all(self, number: int, stop: int, *steps: Step) -> list[dict[str, Any]]:
+        """What each worker says of a save. Raises DeviceMeshError where one of its steps has failed."""
         step = Step("saved")
         try:
             with self._lock:
                 self.connection.enter()
-                self._ask(step, wire.numbers(wire.WRITTEN, writing.number, stop))
+                self._ask(step, wire.numbers(wire.WRITTEN, number, stop))
             self.connection.gather(step, set(range(self._mesh.workers)))
             with self._lock:
-                for each in (*writing.steps, step):
+                for each in (*steps, step):
                     self.state.check(each)
-                return dict(self._replies.of(step.sequence))
+                found = list(self._replies.of(step.sequence).values())
+            return [json.loads(bytes(value.tolist())) for value in found]
         finally:
             with self._lock:
                 self._forget(step)
 
 
 class WorkersWriting:
-    """`execution.storage.Writing`, of one mesh."""
+    """`execution.executor.Writing`, of one mesh."""
 
-    def __init__(self, executor: Storing, number: int) -> None:
+    def __init__(self, executor: Storing, number: int, part: PartExecutor | None) -> None:
         self._executor = executor
         self.number = number
+        self.part = part
         self.steps: list[Step] = []
+        """Those that the workers were given, and the one that they are being given."""
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
+
+    def start(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> None:
+        self._executor.start(self, values)
 
     def belongs_to(self, thread: threading.Thread) -> None:
         self.thread = thread

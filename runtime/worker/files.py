@@ -41,6 +41,7 @@ class Save:
         self.sums: list[tuple[str, int, list[str]]] = []
         self.error = ""
         self.done = False
+        self.started = False
         self.stopped = False
 
     def add(self, handle: int, piece: torch.Tensor, file: str, offset: int) -> None:
@@ -53,6 +54,7 @@ class Save:
         return {"bytes": self.written, "done": done, "sums": self.sums if done else [], "error": self.error}
 
     def start(self) -> None:
+        self.started = True
         threading.Thread(target=self.run, name="monarch save", daemon=True).start()
 
     def run(self) -> None:
@@ -62,6 +64,8 @@ class Save:
             file = ""
             try:
                 for handle, piece, file, offset in self.pieces:
+                    if self.stopped:  # what opened the file now could make it anew, among those of another save
+                        raise _Stopped
                     if file not in files:
                         files[file] = opened.enter_context(Target(file))
                     sums = files[file].write(offset, piece, self._wrote)
@@ -134,12 +138,16 @@ class Files:
         return []
 
     def tell(self, step: int, body: bytearray) -> list[Message]:
-        """How far a save is: what `storage.Written` has, and "error". With a 1 behind its number it is ended."""
+        """How far a save is: what `storage.Written` has, and "error". With a 1 behind its number it is ended, and is
+        done once its thread writes no more."""
         _, number, stop = wire.unpack_numbers(body)
         save = self.saves.get(number)
         if stop and save is not None:
             save.stopped = True
-            del self.saves[number]
+            if not save.started:
+                save.done = True
+            if save.done:
+                del self.saves[number]
         told = save.told() if save is not None else _GIVEN_UP
         return [Value(step, torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8))]
 

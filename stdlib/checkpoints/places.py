@@ -16,8 +16,11 @@ import logging
 import os
 import re
 import shutil
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from itertools import repeat, starmap
 from pathlib import Path
 
 from monarch.compiler.errors import CheckpointError
@@ -26,39 +29,41 @@ from monarch.runtime.shared.files import explain
 logger = logging.getLogger("monarch")
 
 _AT_FDCWD, _EXCHANGE = -100, 2
+_open = partial(os.open, flags=os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 class Place:
-    """The folder in which one checkpoint is written. `strangers(path)` names what stands at the path and is no part of
-    a checkpoint of the format, so that a new one may not replace it; `file` is whether it is one file."""
+    """The folder in which one checkpoint is written, once it has begun; `file` is whether that is one file. Whoever
+    makes it holds it before it begins, and calls `finish` or `give_up`, whatever interrupts what is in between."""
 
-    def __init__(self, path: Path, file: bool, strangers: Callable[[Path], list[str]]) -> None:
-        """Raises CheckpointError."""
+    def __init__(self, path: Path, file: bool) -> None:
         self.path = path
         self.folder = saving_folder(path)
         self._file = file
-        self._lock = -1
+        self._lock: list[int] = []
+        """The descriptor of the folder, which is locked, or is about to be."""
+        self._begun = False
+        """Whether the lock is this save's, and so the folder."""
         self._parents: list[Path] = []
         """Those that this save has made, from the outermost on."""
+
+    def begin(self, strangers: Callable[[Path], list[str]]) -> None:
+        """Make the folder, and lock it. `strangers(path)` names what stands at the path and is no part of a checkpoint
+        of the format, so that a new one may not replace it. Raises CheckpointError."""
         try:
-            put_back(path)
+            put_back(self.path)
             self._check(strangers)
             self._begin()
         except (BlockingIOError, FileNotFoundError):
-            self.give_up()
             raise CheckpointError(
-                f"{path} is being saved to already",
+                f"{self.path} is being saved to already",
                 hint="wait for that first: monarch.save(...).result(), or save to another path.",
             ) from None
         except (OSError, ValueError) as error:  # ValueError: no path has a zero byte
-            self.give_up()
-            why = explain(error, str(path)) if isinstance(error, OSError) else str(error)
+            why = explain(error, str(self.path)) if isinstance(error, OSError) else str(error)
             raise CheckpointError(
-                f"cannot save to {str(path)!r}: {why}", hint="give a path where you may make folders."
+                f"cannot save to {str(self.path)!r}: {why}", hint="give a path where you may make folders."
             ) from None
-        except BaseException:
-            self.give_up()
-            raise
 
     def _check(self, strangers: Callable[[Path], list[str]]) -> None:
         """Raise CheckpointError where the save would remove what is no checkpoint."""
@@ -92,11 +97,10 @@ class Place:
             self.folder.unlink()
         with suppress(FileExistsError):
             _make(self.folder)
-        lock = _locked(self.folder)
-        if not os.path.samestat(os.fstat(lock), self.folder.stat()):  # it has become the checkpoint meanwhile
-            os.close(lock)
+        _lock(self.folder, self._lock)
+        if not os.path.samestat(os.fstat(self._lock[0]), self.folder.stat()):  # it has become the checkpoint meanwhile
             raise BlockingIOError
-        self._lock = lock
+        self._begun = True
         left = os.listdir(self.folder)
         if left:
             logger.warning("removing what a save to %s left that was not finished: %d files", self.path, len(left))
@@ -113,28 +117,27 @@ class Place:
         elif not self.path.exists():
             os.rename(self.folder, self.path)
         else:
-            former = _locked(self.path)  # nobody takes it for what another save has left
+            former: list[int] = []
             try:
+                _lock(self.path, former)  # nobody takes it for what another save has left
                 _exchange(self.folder, self.path)
                 shutil.rmtree(self.folder, ignore_errors=True)
             finally:
-                os.close(former)
+                _close(former)
         _sync(self.path.parent)
-        self._unlock()
+        self._begun = False
+        _close(self._lock)
 
     def give_up(self) -> None:
-        """Remove what was written, and the folders that were made for it. The former checkpoint stays."""
-        if self._lock >= 0:
+        """Remove what was written, and the folders that were made for it. The former checkpoint stays. To be called
+        once nobody writes there any more."""
+        if self._begun:
             shutil.rmtree(self.folder, ignore_errors=True)
-        self._unlock()
+        self._begun = False
+        _close(self._lock)
         with suppress(OSError):  # another save has put something there
             for parent in reversed(self._parents):
                 parent.rmdir()
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-        self._lock = -1
 
 
 def _make(folder: Path) -> None:
@@ -145,18 +148,21 @@ def _make(folder: Path) -> None:
         raise OSError(errno.EPERM, os.strerror(errno.EPERM), str(folder)) from None
 
 
-def _locked(folder: Path) -> int:
-    """The folder, opened, and locked where the file system has locks. Raises BlockingIOError where another save has
-    locked it."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+def _lock(folder: Path, held: list[int]) -> None:
+    """Open a folder, and lock it where the file system has locks. Whoever gives the list for its descriptor closes what
+    is there. Raises BlockingIOError where another save has locked it."""
+    held.extend(map(_open, [str(folder)]))  # in one call: an interrupt comes before it is open, or when the list has it
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        os.close(fd)
         raise
     except OSError:
         logger.debug("%s cannot be locked", folder)
-    return fd
+
+
+def _close(held: list[int]) -> None:
+    """Close descriptors, in one call, too."""
+    deque(map(os.close, starmap(held.pop, repeat((), len(held)))), maxlen=0)
 
 
 def place_of(path: str | os.PathLike[str]) -> Path:
@@ -191,17 +197,17 @@ def put_back(path: Path) -> None:
     former = former_of(path)
     if path.exists() or not former.exists():
         return
+    held: list[int] = []
     try:
-        lock = _locked(saving_folder(path))
-    except FileNotFoundError:
-        lock = -1
+        with suppress(FileNotFoundError):
+            _lock(saving_folder(path), held)
+        with suppress(FileNotFoundError):  # another process has put it back
+            os.rename(former, path)
+            logger.warning("a save to %s ended between two renames: the checkpoint before it is back", path)
     except BlockingIOError:  # the save goes on
         return
-    with suppress(FileNotFoundError):  # another process has put it back
-        os.rename(former, path)
-        logger.warning("a save to %s ended between two renames: the checkpoint before it is back", path)
-    if lock >= 0:
-        os.close(lock)
+    finally:
+        _close(held)
 
 
 def unfinished(path: Path) -> Path | None:

@@ -12,7 +12,7 @@ from pathlib import Path as FilePath
 from typing import Any, Literal
 
 from monarch.compiler.errors import CheckpointError, MonarchError, ProgramError
-from monarch.compiler.execution.storage import Writing
+from monarch.compiler.execution.executor import Writing
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
 from monarch.runtime.shared.files import explain
@@ -92,11 +92,13 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
             f"monarch.save(model, {str(target.with_suffix('.safetensors'))!r});\n"
             f"for what torch.load reads: torch.save(model.state_dict(), {str(target)!r}).",
         )
-    with turns:  # a checkpoint is of one moment: no other thread's step comes between two of its tensors
-        place, writer, writings = _begin(state, target, format)
+    place = Place(target, format == "safetensors" and safetensors_files.is_file(target))
+    writings: list[Writing] = []
     first = threading.Lock()
     """Whoever takes it has the rest to do: the thread or, where an interrupt comes before that runs, this one."""
     try:
+        with turns:  # a checkpoint is of one moment: no other thread's step comes between two of its tensors
+            writer = _begin(state, place, format, writings)
         total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
         saving = Saving(target, total)
         arguments = first, saving, writer, writings, place
@@ -106,15 +108,14 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         thread.start()
     except BaseException:
         if first.acquire(blocking=False):
-            for writing in writings:
-                writing.end()
-            place.give_up()
+            _give_up(place, writings)
         raise
     return saving
 
 
-def _begin(state: Any, target: FilePath, format: str) -> tuple[Place, Any, list[Writing]]:
-    """Have the workers begin to write what they hold of a state now."""
+def _begin(state: Any, place: Place, format: str, writings: list[Writing]) -> Any:
+    """Have the workers begin to write what they hold of a state now: gives what writes the rest. What is begun stands
+    in `place` and `writings` before it begins, for who called this to end it."""
     contents = contents_of(state)
     if format == "safetensors" and contents.values:
         raise CheckpointError(
@@ -133,36 +134,32 @@ def _begin(state: Any, target: FilePath, format: str) -> tuple[Place, Any, list[
             sources.append(
                 source_of(name, safetensors_files.laid_in_rows(tensor) if format == "safetensors" else tensor)
             )
-    strangers = dcp.strangers if format == "dcp" else safetensors_files.strangers
-    place = Place(target, format == "safetensors" and safetensors_files.is_file(target), strangers)
-    try:
-        writer = (
-            dcp.DcpWriter(place.folder, sources, ties, values, contents.paths)
-            if format == "dcp"
-            else safetensors_files.TensorsWriter(place.folder, target, sources, ties)
-        )
-        writings = _start(writer.pieces)
-    except BaseException:
-        place.give_up()
-        raise
-    return place, writer, writings
-
-
-def _start(pieces: Sequence[tuple[Source, Sequence[Any]]]) -> list[Writing]:
-    """Have the workers of each mesh begin to write."""
+    place.begin(dcp.strangers if format == "dcp" else safetensors_files.strangers)
+    writer = (
+        dcp.DcpWriter(place.folder, sources, ties, values, contents.paths)
+        if format == "dcp"
+        else safetensors_files.TensorsWriter(place.folder, place.path, sources, ties)
+    )
     by_mesh: dict[int, list[tuple[Source, Sequence[Any]]]] = {}
-    for source, each in pieces:
+    for source, each in writer.pieces:
         by_mesh.setdefault(id(source.mesh), []).append((source, each))
-    writings: list[Writing] = []
-    try:
-        for group in by_mesh.values():
-            executor = group[0][0].mesh.executor
-            writings.append(executor.write([(source.handle, each) for source, each in group]))
-    except BaseException:
-        for writing in writings:
-            writing.end()
-        raise
-    return writings
+    for group in by_mesh.values():
+        writing = group[0][0].mesh.executor.writing()
+        writings.append(writing)
+        writing.start([(source.handle, each) for source, each in group])
+    return writer
+
+
+def _give_up(place: Place, writings: Sequence[Writing]) -> None:
+    """Nobody writes there any more when the next save may: a worker that did would put old values among its. So the
+    place stays locked where a second interrupt comes while the workers are waited for."""
+    _end(writings)
+    place.give_up()
+
+
+def _end(writings: Sequence[Writing]) -> None:
+    for writing in writings:
+        writing.end()
 
 
 def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequence[Writing], place: Place) -> None:
@@ -174,27 +171,28 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
         writer.finish(sums)
         place.finish()
     except OSError as error:
-        _fail(saving, place, CheckpointError(f"cannot save to {saving.path}: {explain(error, str(saving.path))}"))
+        _give_up(place, writings)
+        _fail(saving, CheckpointError(f"cannot save to {saving.path}: {explain(error, str(saving.path))}"))
     except MonarchError as error:
         told = CheckpointError(
             f"cannot save to {saving.path}: {error.message}",
             hint="what stood at the path is still there. Save again." + (f"\n{error.hint}" if error.hint else ""),
         )
         told.__cause__ = error
-        _fail(saving, place, told)
+        _give_up(place, writings)
+        _fail(saving, told)
     except BaseException as error:
-        _fail(saving, place, error)
+        _give_up(place, writings)
+        _fail(saving, error)
         raise
     else:
         logger.info("saved %s: %d bytes in %.1f s", saving.path, saving.progress[1], time.monotonic() - start)
         saving.set_result(saving.path)
     finally:
-        for writing in writings:
-            writing.end()
+        _end(writings)
 
 
-def _fail(saving: Saving, place: Place, error: BaseException) -> None:
-    place.give_up()
+def _fail(saving: Saving, error: BaseException) -> None:
     logger.error("%s", error)
     saving.set_exception(error)
 

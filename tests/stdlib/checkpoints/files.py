@@ -9,7 +9,7 @@ import torch
 
 from monarch.compiler.blocks import block_of, whole_of
 from monarch.compiler.execution.storage import Piece, Stored, Written
-from monarch.compiler.types import TensorType
+from monarch.compiler.types import MeshSpec, TensorType
 from monarch.runtime.controller.storing import block_text, type_text
 from monarch.runtime.shared import wire
 from monarch.runtime.worker.files import Files, load_value
@@ -17,24 +17,8 @@ from tests.language.dense import DenseExecutor, DenseHandle
 
 
 class FileExecutor(DenseExecutor):
-    def write(self, values: Sequence[tuple[Any, Sequence[Piece]]]) -> DoneWriting:
-        told = [
-            (number, type_text(handle.type), [list(vars(piece).values()) for piece in pieces])
-            for number, (handle, pieces) in enumerate(values)
-        ]
-        body = bytearray(wire.pack_json(wire.WRITE, {"save": 0, "values": told, "last": False}))
-        found = []
-        for rank in range(self.mesh.workers):
-
-            def block(number: int, rank: int = rank) -> torch.Tensor:
-                handle = values[number][0]
-                return block_of(handle.tensor, handle.type, self.mesh, rank)
-
-            files = Files(self.mesh, rank, block)
-            assert files.write(0, body) == []
-            files.saves[0].run()
-            found.append(files.saves[0].told())
-        return DoneWriting(found)
+    def writing(self) -> WritingHere:
+        return WritingHere(self.mesh)
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[DenseHandle]:
         made = []
@@ -45,9 +29,27 @@ class FileExecutor(DenseExecutor):
         return made
 
 
-class DoneWriting:
-    def __init__(self, found: list[dict[str, Any]]) -> None:
-        self._found = found
+class WritingHere:
+    def __init__(self, mesh: MeshSpec) -> None:
+        self.mesh = mesh
+        self._found: list[dict[str, Any]] = []
+
+    def start(self, values: Sequence[tuple[Any, Sequence[Piece]]]) -> None:
+        told = [
+            (number, type_text(handle.type), [list(vars(piece).values()) for piece in pieces])
+            for number, (handle, pieces) in enumerate(values)
+        ]
+        body = bytearray(wire.pack_json(wire.WRITE, {"save": 0, "values": told, "last": False}))
+        for rank in range(self.mesh.workers):
+
+            def block(number: int, rank: int = rank) -> torch.Tensor:
+                handle = values[number][0]
+                return block_of(handle.tensor, handle.type, self.mesh, rank)
+
+            files = Files(self.mesh, rank, block)
+            assert files.write(0, body) == []
+            files.saves[0].run()
+            self._found.append(files.saves[0].told())
 
     def belongs_to(self, thread: Any) -> None:
         pass

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import monarch
+from monarch.compiler.execution.storage import Written
+from monarch.compiler.types import MeshSpec, TensorType
+from monarch.distributed import Mesh
+from monarch.exceptions import CheckpointError, DeviceMeshError
+from monarch.runtime.controller.storing import type_text
+from monarch.runtime.shared import wire
+from monarch.runtime.shared.files import Target
+from monarch.runtime.worker import files as worker_files
+from monarch.runtime.worker.messages import Value
 from monarch.stdlib.checkpoints import places
 from tests import python
 from tests.sample import is_full
+from tests.stdlib.checkpoints.files import WritingHere
 
 
 @contextmanager
@@ -75,3 +88,49 @@ def test_a_crash_between_the_renames_of_a_file_system_that_cannot_exchange_folde
     path.rename(former)
     monarch.save({"x": torch.arange(8.0) * 2, "number": 2}, path).result()
     assert found(path) == 2 and [each.name for each in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_save_that_fails_gives_its_path_back_when_the_workers_have_ended_theirs(
+    here: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mesh, path = Mesh(data=2), tmp_path / "c"
+    seen: list[bool] = []
+
+    def poll(self: WritingHere) -> Written:
+        raise DeviceMeshError("a worker cannot write")
+
+    monkeypatch.setattr(WritingHere, "poll", poll)
+    monkeypatch.setattr(WritingHere, "end", lambda self: seen.append(places.saving_folder(path).exists()))
+    with pytest.raises(CheckpointError, match="a worker cannot write"):
+        monarch.save({"x": monarch.distribute(torch.arange(8.0), mesh)}, path).result()
+    assert seen[0] and not list(tmp_path.iterdir())
+
+
+def test_a_save_that_is_ended_is_done_once_nothing_of_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    within, go_on = threading.Event(), threading.Event()
+
+    class Slow(Target):
+        def write(self, *arguments: Any) -> list[str]:
+            within.set()
+            go_on.wait()
+            return super().write(*arguments)
+
+    def told(stop: int) -> Any:
+        (message,) = files.tell(0, bytearray(wire.numbers(wire.WRITTEN, 7, stop)))
+        assert isinstance(message, Value)
+        return json.loads(bytes(message.tensor.tolist()))
+
+    monkeypatch.setattr(worker_files, "Target", Slow)
+    files = worker_files.Files(MeshSpec((("data", 1),)), 0, lambda handle: torch.arange(8.0))
+    type_ = type_text(TensorType(torch.float32, (8,)))
+    pieces = [[0, str(tmp_path / name), 0, 0, 4 * at, 4] for at, name in enumerate("ab")]
+    job = {"save": 7, "values": [[1, type_, pieces]], "last": True, "place": None}
+    assert files.write(0, bytearray(wire.pack_json(wire.WRITE, job))) == []
+    within.wait()
+    assert not told(0)["done"] and not told(1)["done"] and not told(1)["done"]
+    go_on.set()
+    while not told(1)["done"]:
+        pass
+    assert not files.writing and [each.name for each in tmp_path.iterdir()] == ["a"]

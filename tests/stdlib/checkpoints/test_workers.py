@@ -6,6 +6,7 @@ import os
 import signal
 import textwrap
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import CheckpointError, DeviceMeshError
 from monarch.runtime.controller.storing import Storing
+from monarch.testing import chaos
 from tests import python
+from tests.sample import is_full
 
 BATCH = torch.randn(6, 10), torch.randint(7, (6,))
 
@@ -222,18 +225,40 @@ def test_an_interrupt_while_a_save_begins_keeps_no_mesh_from_closing(
     mesh = Mesh(data=2)
     x = monarch.distribute(torch.arange(8.0), mesh)
     owner: Any = Storing if where == "the workers write" else threading.Thread
-    name = "write" if where == "the workers write" else "start"
-    real = getattr(owner, name)
+    real = owner.start
 
     def interrupted(self: Any, *arguments: Any) -> Any:
-        made = real(self, *arguments) if name == "write" else None
+        made = real(self, *arguments) if owner is Storing else None
         raise KeyboardInterrupt(made)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt) as cut:
-        patch.setattr(owner, name, interrupted)
+        patch.setattr(owner, "start", interrupted)
         monarch.save({"x": x}, tmp_path / "x")
     monarch.save({"x": x}, tmp_path / "x").result()
     closing = threading.Thread(target=mesh.close, daemon=True)
     closing.start()
     closing.join(30)
     assert not closing.is_alive(), cut  # which keeps what was under way, as a traceback that is printed does
+
+
+def test_an_interrupt_at_any_point_of_a_save_leaves_its_path_free(tmp_path: Path) -> None:
+    within = ["/stdlib/checkpoints/places.py", "/stdlib/checkpoints/saving.py"]
+    if is_full():
+        within = ["/stdlib/checkpoints/", "/runtime/controller/storing.py"]
+    with Mesh(data=2) as mesh:
+        values = [monarch.distribute(torch.full((8,), value), mesh, "[@data]") for value in (1.0, 2.0)]
+        monarch.save({"x": values[0]}, tmp_path / "first").result()
+        with chaos.interrupt(-1, within=within) as points:
+            saving = monarch.save({"x": values[0]}, tmp_path / "first")
+        saving.result()
+        opened = len(os.listdir("/proc/self/fd"))
+        for at in range(0, points.passed, 1 if is_full() else 3):
+            path = tmp_path / str(at)
+            with suppress(KeyboardInterrupt), chaos.interrupt(at, within=within) as found:
+                monarch.save({"x": values[0]}, path)
+            for thread in threading.enumerate():
+                if thread.name == f"saving {path.name}":  # the interrupt came behind its start: it goes on
+                    thread.join()
+            monarch.save({"x": values[1]}, path).result()
+            assert torch.equal(monarch.load(path, {"x": torch.zeros(8)})["x"], torch.full((8,), 2.0)), found.where
+        assert len(os.listdir("/proc/self/fd")) <= opened and not list(tmp_path.glob(".*"))
