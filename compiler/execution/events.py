@@ -131,11 +131,13 @@ class Handled:
 
 @dataclass(frozen=True)
 class Fault:
-    """An actor has failed, and its owner in this process is told: `name` for people, why, and all that is known."""
+    """An actor has failed, and its owner, anywhere in the program, is told: `name` for people, why, and all that is
+    known. Told in the program's own process. `before` it so many have failed of which nothing else is told."""
 
     name: str
     reason: str
     text: str
+    before: int = 0
 
 
 @dataclass(frozen=True)

@@ -140,6 +140,17 @@ def memory_of(pid: int) -> int:
         return 0
 
 
+def share_of(pid: int) -> int:
+    """The bytes of memory that a process has for itself, and its share of what it holds together with others, as Linux
+    counts it (PSS): those of several processes add up. Takes a millisecond or more. `memory_of` where Linux does not
+    say."""
+    try:
+        said = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return int(said.partition("\nPss:")[2].split()[0]) << 10
+    except (OSError, IndexError):
+        return memory_of(pid)
+
+
 def where_is(pid: int) -> str:
     """What a process says of itself, or its stacks; "" where it cannot be asked. Waits about a second at most."""
     try:

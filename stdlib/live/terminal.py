@@ -62,6 +62,8 @@ def render(seen: Mapping[str, Any]) -> RenderableType:
     for failure in seen["failures"][:_FAILURES]:
         at = datetime.fromtimestamp(failure["time"]).strftime("%H:%M:%S")
         parts.append(Text(f"{at}  {_clean(failure['what'])}: {_clean(failure['summary'])}", "red"))
+    if seen["failed"] > _FAILURES:
+        parts.append(Text(f"the last {_FAILURES} of {seen['failed']:,} failures", "dim"))
     return Group(*parts)
 
 

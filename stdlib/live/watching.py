@@ -109,6 +109,7 @@ class Watch:
         self._listed: deque[_Mesh] = deque()
         self._curves: dict[str, _Curve] = {}
         self._failures: deque[dict[str, Any]] = deque(maxlen=_FAILURES)
+        self._failed = 0
         self._started = time.time()
         self._unsubscribe = [
             subscribe(self._on_span, Span),
@@ -133,9 +134,11 @@ class Watch:
         `program`    name, pid, host, seconds since the watch began, memory in bytes
         `meshes`     of workers: name, shape, running, program, steps, rate (a second), rates (the last seconds), queue
                      (commands that the workers have not finished), memory (bytes, by rank)
-        `processes`  of actors: name, pid, host, memory, answers, actors (name, class_name, queued, running: endpoints)
+        `processes`  of actors: name, pid, host, memory (`share_of`), answers, actors (name, class_name, queued,
+                     running: endpoints)
         `logs`       by name what `monarch.log` was given: pairs of step and value
         `failures`   the last ones, the newest first: time, what, summary, text
+        `failed`     how many there were
         """
         with self._lock:
             curves = {name: each.show() for name, each in self._curves.items()}
@@ -153,6 +156,7 @@ class Watch:
             "processes": look(),
             "logs": curves,
             "failures": list(self._failures)[::-1],
+            "failed": self._failed,
         }
 
     def stacks(self) -> dict[str, str]:
@@ -188,6 +192,7 @@ class Watch:
         self._note(str(failure.mesh), failure.error.message, str(failure.error))
 
     def _on_fault(self, fault: Fault) -> None:
+        self._failed += fault.before
         self._note(fault.name, fault.reason.rstrip().rpartition("\n")[2], fault.text)  # a traceback's last line
 
     def _on_status(self, status: Status) -> None:
@@ -195,6 +200,7 @@ class Watch:
             self._note(status.name, status.reason, status.reason)
 
     def _note(self, what: str, summary: str, text: str) -> None:
+        self._failed += 1
         self._failures.append({"time": time.time(), "what": what, "summary": summary, "text": text})
 
     def _on_log(self, name: str, value: float, step: int) -> None:

@@ -93,6 +93,8 @@ KNOWS = 35
 """(address, reply), to an owner's process: answer once that process is known there to have ended (`hearing`)"""
 DESCENDS = 36
 """(actor, reply): whether an actor of this process was spawned by that one, or by what it has spawned, and so on"""
+FAULTS = 37
+"""() and a list of `Fault`, to the root: what owners in a process have heard of"""
 
 
 def passed_on(head: Head) -> bool:

@@ -10,6 +10,7 @@ Pure parts, with no I/O and no thread of their own, each tested alone:
 And the others:
 
     process     what one process has of actors; instance: a running actor; current: `context()`
+    faults      how the program hears of failures that processes deal with themselves
     programs    workers of programs in these processes
     host        starting, watching and ending processes; the program's own process
     spreading   what goes to several processes of another host, once, and their answers

@@ -17,7 +17,6 @@ from itertools import count
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from monarch.compiler.execution.events import Fault, heard, tell
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.mesh import Point
 from monarch.compiler.plan import MeshSpec
@@ -58,6 +57,7 @@ from monarch.runtime.actors.processes import logs
 from monarch.runtime.actors.processes.circles import Circles
 from monarch.runtime.actors.processes.current import running
 from monarch.runtime.actors.processes.exits import run_exit_handlers
+from monarch.runtime.actors.processes.faults import Faults
 from monarch.runtime.actors.processes.group import Death, Group
 from monarch.runtime.actors.processes.hearing import Hearing
 from monarch.runtime.actors.processes.identity import Instance
@@ -86,7 +86,7 @@ from monarch.runtime.actors.processes.spreading import Spreads
 from monarch.runtime.actors.telemetry import recording
 from monarch.runtime.actors.telemetry.recording import Bounds
 from monarch.runtime.future import Future
-from monarch.runtime.processes.looking import memory_of
+from monarch.runtime.processes.looking import share_of
 
 if TYPE_CHECKING:
     from monarch.runtime.actors.processes.host import Host
@@ -140,7 +140,7 @@ class Process:
             STACKS: self._on_stacks,
             LOG_OPTIONS: self._on_log_options,
             FLUSH: self._on_flush,
-            LOOK: lambda sender, head, payload: self.reply(head[1], True, self.look()),
+            LOOK: self._on_look,
             RELAY: self._on_relay,
             UNREACHED: self._on_unreached,
             NUMBERED: self._on_numbered,
@@ -150,6 +150,7 @@ class Process:
         self._order: Order[tuple[Head, Payload]] = Order()
         self.spreads = Spreads(self)
         self.hearing = Hearing(self)
+        self.faults = Faults(self)
         self.programs = Programs(self)
         self._spawned: dict[str, ActorMesh[Any] | ProcMesh] = {}
         self._supervision = Supervision(None if group.owner[0] == self.address else group.owner[0])
@@ -325,9 +326,8 @@ class Process:
 
     def _noted(self, ended: PlaceEnded) -> None:
         """An owner here knows of the end of a place."""
-        failure = ended.failure
-        if failure is not None and heard(Fault):
-            tell(Fault(f"{failure.mesh_name}[{failure.rank}]", failure.reason, failure.report()))
+        if ended.failure is not None:
+            self.faults.note(ended.failure)
         if self._supervision.owner_of(ended.mesh) is None:
             self._spawned.pop(ended.mesh, None)
 
@@ -429,10 +429,13 @@ class Process:
 
     def _on_stacks(self, sender: str, head: Head, payload: Payload) -> None:
         # Not in this thread: which would be left out, and source lines are read from files.
-        def answer() -> None:
-            self.reply(head[1], True, stacks_here(self))
+        self._answer(head, lambda: stacks_here(self))
 
-        threading.Thread(target=answer, name="monarch stacks", daemon=True).start()
+    def _on_look(self, sender: str, head: Head, payload: Payload) -> None:
+        self._answer(head, self.look)  # not in this thread: what memory it has takes Linux a millisecond
+
+    def _answer(self, head: Head, value: Callable[[], object]) -> None:
+        threading.Thread(target=lambda: self.reply(head[1], True, value()), name="monarch look", daemon=True).start()
 
     def _on_log_options(self, sender: str, head: Head, payload: Payload) -> None:
         logs.forward_from(head[2], head[3])
@@ -444,10 +447,10 @@ class Process:
         self.reply(head[1], True, None)
 
     def look(self) -> dict[str, Any]:
-        """What this process is doing: pid, host, memory (bytes), answers (that it does), and actors (see
-        `LocalActor.look`)."""
+        """What this process is doing: pid, host, memory (bytes, as by `share_of`), answers (that it does), and actors
+        (see `LocalActor.look`)."""
         pid = os.getpid()
-        about = {"pid": pid, "host": os.uname().nodename, "memory": memory_of(pid), "answers": True}
+        about = {"pid": pid, "host": os.uname().nodename, "memory": share_of(pid), "answers": True}
         return {**about, "actors": [actor.look() for actor in list(self.actors.values()) if actor.ended is None]}
 
     def places_elsewhere(self) -> list[tuple[str, str]]:
@@ -490,10 +493,8 @@ class Process:
     def spawned_on(self, hosts: Collection[str]) -> list[ProcMesh]:
         """The processes that this one has spawned, and that run on hosts with these agents alone; the newest first."""
         with self._deciding:
-            meshes = list(self._spawned.values())
-        return [
-            mesh for mesh in reversed(meshes) if isinstance(mesh, ProcMesh) and set(mesh._group.hosts) <= set(hosts)
-        ]
+            newest = list(self._spawned.values())[::-1]
+        return [mesh for mesh in newest if isinstance(mesh, ProcMesh) and set(mesh._group.hosts) <= set(hosts)]
 
     def supervision(self, event: Event) -> None:
         """Something has happened: have done what follows from it. From any thread; waits for nothing."""
@@ -567,6 +568,7 @@ class Process:
         """No actor is left that could deal with it. In a spawned process that is the end of the process."""
         sys.stderr.write(f"{failure.report()}\n")
         sys.stderr.flush()
+        self.faults.send()
         os._exit(1)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -581,6 +583,7 @@ class Process:
 
     def _exit(self) -> None:
         self.hearing.wait()
+        self.faults.send()
         run_exit_handlers()
         recording.stop()
         self.router.flush()

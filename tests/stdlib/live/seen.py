@@ -37,4 +37,5 @@ def snapshot(**changes: Any) -> dict[str, Any]:
         "processes": [PROCESS, SILENT],
         "logs": {"loss": [(0, 4.0), (1, None), (2, 2.0), (3, 1.0)], "<i>rate": [(7, 0.001)]},
         "failures": [FAILURE],
+        "failed": 1,
     } | changes

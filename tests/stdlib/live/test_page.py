@@ -97,6 +97,9 @@ def test_it_shows_meshes_actors_curves_and_failures(show: Show) -> None:
     assert rows[0] == ["procs gpus=0", "99", "node2", "5.0 MiB", "samplers[0]", "17", "sample, score"]
     assert rows[1][4] == "does not answer"
     assert "samplers[1]: ValueError: <b>no data</b>" in page.inner_text("#failures summary")
+    assert page.inner_text("#failures h2") == "Failures"
+    page.evaluate("seen => draw(seen)", snapshot(failed=1234))
+    assert page.inner_text("#failures h2") == "Failures: the last 1 of 1,234"
     assert page.locator("#failures b, #logs i, #stacks b").count() == 0, "text is text"
 
 
@@ -108,6 +111,8 @@ def test_it_fits_the_window_and_follows_the_theme(show: Show, width: int, height
     page = show(width, height, theme)
     page.evaluate("seen => draw(seen)", snapshot(meshes=many))
     assert page.evaluate("document.documentElement.scrollWidth") == width
+    # The table of processes wraps rather than run out of its frame.
+    assert page.evaluate("(each => each.scrollWidth - each.clientWidth)(document.querySelector('.scroll'))") == 0
     look = page.evaluate("(({ color, backgroundColor }) => [color, backgroundColor])(getComputedStyle(document.body))")
     assert (look[1] == "rgb(255, 255, 255)") == (theme == "light") and look[0] != look[1]
 

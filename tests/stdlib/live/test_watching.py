@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 from collections.abc import Iterator
@@ -12,11 +13,12 @@ import pytest
 import torch
 
 import monarch
-from monarch.actor import Actor, endpoint, shutdown_context, this_host
+from monarch.actor import Actor, MeshFailure, endpoint, shutdown_context, this_host, this_proc
 from monarch.compiler.errors import DeviceMeshError
 from monarch.compiler.execution.events import Failure, Fault, Span, Status, heard, tell
 from monarch.compiler.types import MeshSpec
 from monarch.distributed import Mesh
+from monarch.runtime.actors.processes.faults import MOST
 from monarch.stdlib.live.watching import POINTS, Watch
 
 
@@ -33,6 +35,25 @@ class Worker(Actor):
     @endpoint
     def wait(self) -> None:
         raise SystemExit("no disk")
+
+
+class Owner(Actor):
+    """Owns actors that fail, and deals with that."""
+
+    def __init__(self) -> None:
+        self.told = 0
+
+    @endpoint
+    async def have_fail(self, count: int) -> int:
+        for at in range(count):
+            this_proc().spawn(f"failing{at}", Worker).wait.broadcast()
+        while self.told < count:
+            await asyncio.sleep(0.001)
+        return self.told
+
+    async def __supervise__(self, failure: MeshFailure) -> bool:
+        self.told += 1
+        return True
 
 
 @pytest.fixture
@@ -96,6 +117,7 @@ def test_failures_of_meshes_actors_and_processes_are_noted_the_newest_first(watc
     tell(Fault("trainers[1]", "train raised:\nTraceback\nValueError: no data", "trainers[1]: train raised: …"))
     tell(Status("process", "address", 0, "procs[0]", "Failed", "", "was killed by signal 9"))
     tell(Status("process", "address", 1, "procs[1]", "Stopped"))
+    assert watch.snapshot()["failed"] == 3
     noted = [(each["what"], each["summary"]) for each in watch.snapshot()["failures"]]
     assert noted == [
         ("procs[0]", "was killed by signal 9"),
@@ -103,6 +125,17 @@ def test_failures_of_meshes_actors_and_processes_are_noted_the_newest_first(watc
         ("mesh<data=2>", "worker 1 was killed"),
     ]
     assert "heal it" in watch.snapshot()["failures"][2]["text"]
+
+
+def test_failures_that_an_owner_elsewhere_deals_with_are_noted_and_of_very_many_the_number(watch: Watch) -> None:
+    many = 2 * MOST + 5
+    owner = this_host().spawn_procs().spawn("owner", Owner)
+    assert owner.have_fail.call_one(many).get(30) == many
+    shutdown_context().get()  # what was held back is sent before a process ends
+    seen = watch.snapshot()
+    assert seen["failed"] == many and len(seen["failures"]) == 50
+    assert {each["summary"] for each in seen["failures"]} == {"SystemExit: no disk"}
+    assert {each["what"] for each in seen["failures"]} <= {f"failing{at}[0]" for at in range(many)}
 
 
 def test_a_closed_watch_costs_nothing() -> None:
