@@ -85,6 +85,18 @@ def user_source() -> Source | None:
     return _source_of(frame, caller)
 
 
+def raised_at(error: BaseException) -> Source | None:
+    """The innermost line of the user's that an error has passed on its way."""
+    found, traceback = None, error.__traceback__
+    while traceback is not None:
+        frame = traceback.tb_frame
+        if is_users_file(frame.f_code.co_filename):
+            caller = _caller(frame) if is_installed(frame.f_code.co_filename) else None
+            found = Source(frame.f_code.co_filename, traceback.tb_lineno, caller=caller)
+        traceback = traceback.tb_next
+    return found
+
+
 def _source_of(frame: FrameType, caller: Source | None = None) -> Source:
     code, lasti = frame.f_code, frame.f_lasti
     known = _sources.get((id(code), lasti, caller))

@@ -8,7 +8,7 @@ called before gives what it gave then, so nothing is traced twice.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,7 +30,7 @@ from monarch.language.recorder.tasks import belonging_to, set_task
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
-from monarch.stdlib.pipeline.counting import Counts, counts_rows, other_way
+from monarch.stdlib.pipeline.counting import Counts, Other, Unseen, counts_of, counts_rows, other_way, warn_unseen
 from monarch.stdlib.pipeline.inner import (
     check_inner,
     gradients_of_all,
@@ -297,34 +297,45 @@ class Across(TorchFunctionMode):
                 return mean
         return func(*args, **kwargs)
 
-    def check_counts(self, counts: Counts | None) -> None:
-        """Raise ProgramError where the model has computed with the number of the first microbatch's rows; None where
-        it does not run without data."""
+    def check_counts(self, given: Any, undone: Callable[[], AbstractContextManager[None]]) -> None:
+        """Raise ProgramError where the model, which takes this, has computed with the number of the first microbatch's
+        rows; warn where that cannot be told."""
         assert self.together is not None
-        if not self._same_counts(counts) and self.rows is not None and self.rows.by_number:
+        found = counts_of(self.pipe.model, given, self.together.rows, undone, self._dims)
+        numbered = isinstance(found, Counts) and self._same_counts(found)
+        if not numbered and self.rows is not None and self.rows.by_number:
             raise self.rows.by_number[0]
+        if isinstance(found, Unseen):
+            warn_unseen(found)
 
-    def _same_counts(self, counts: Counts | None) -> bool:
-        """Whether what the model has called was called without data too, and numbers rows as the batch does. Raises
+    def _same_counts(self, counts: Counts) -> bool:
+        """Whether what the model has called was called apart too, and numbers rows as the batch does. Raises
         ProgramError as `check_counts` does."""
-        if counts is None:
-            return False
         assert self.together is not None
         own, whole = self.together.rows[0], sum(self.together.rows)
         numbered = True
-        for number, (func, _) in enumerate(self._calls):
+        for number, (func, given) in enumerate(self._calls):
             if counts.ends is not None and counts.ends[0] == number:
                 raise other_way(counts.ends[1], own, whole, counts.ends[2])
             found = counts.of(number)
             if found is None or found[0].func is not func:
-                return False  # what runs without data calls others
+                name = getattr(func, "__name__", "a function")
+                warn_unseen(Unseen(f"the program calls {name}, where it calls something else", None))
+                return False
             call, results = found
             other, joint = counts.others.get(number), number in self.together.shapes
             if other is not None and (joint or not other.size):
                 raise counts_rows(call.name, other, own, whole)
-            for dim, of_own, of_whole in zip(self._dims.get(number, ()), call.results, results, strict=False):
+            if number in counts.numbered:
+                raise row_numbers(call.name, counts.numbered[number])
+            line = counts.sources.get(number)
+            of_each = zip(self._dims.get(number, ()), _tensors(given), call.results, results, strict=False)
+            for dim, made, of_own, of_whole in of_each:
                 if dim is not None and dim not in _differing(of_own, of_whole):
-                    raise _no_rows(call.name, of_own, of_whole, counts.sources.get(number))
+                    raise _no_rows(call.name, of_own, of_whole, line)
+                if dim is not None and _differing(made.shape, of_whole) not in ([], [dim]):
+                    several = Other(False, list(made.shape), list(of_whole), line, gives=True)
+                    raise counts_rows(call.name, several, own, whole)
             if call.name == "arange" and (sizes := results[0][0]) != call.results[0][0]:
                 numbered = numbered and sizes * own == call.results[0][0] * whole
         return numbered

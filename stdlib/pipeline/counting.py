@@ -3,24 +3,26 @@
 In a microbatch that is another number than in the batch, and nothing in the program shows where it came from. So the
 model is run twice more, on the meta device: with the rows of the first microbatch, and with those of the batch. What it
 calls then differs in sizes (`x.view(len(x), -1)`), which is right; or in numbers, or in which functions it calls.
+A model that does not run without data is run with numbers that are made up, as far as it is small; where that fails
+too, a warning says so.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError, Source
 from monarch.language.recorder.recording import outside_programs
-from monarch.language.source import user_source
-from monarch.stdlib.pipeline.inner import transform
+from monarch.language.source import raised_at, user_source
+from monarch.stdlib.pipeline.apart import Apart, Ends, made_up, tensors_of
+from monarch.stdlib.pipeline.fresh import Computing, Result, same, same_by_rows
 
 _BY_SIZE = frozenset(
     (
@@ -50,12 +52,13 @@ class Call:
 @dataclass(frozen=True)
 class Other:
     """A call that is another for the rows of the batch than for those of a microbatch: in `size` alone, or else in the
-    number `own` that is `whole` for the batch."""
+    number `own` that is `whole` for the batch. With `gives` it gives these, and does not take them."""
 
     size: bool
     own: Any
     whole: Any
     source: Source | None
+    gives: bool = False
 
 
 @dataclass
@@ -69,8 +72,10 @@ class Counts:
     results: list[Shapes] = field(default_factory=list)
     """Shapes of what each call gives for the rows of the batch."""
     sources: dict[int, Source | None] = field(default_factory=dict)
-    """The lines of calls that take sizes."""
+    """The lines of calls that take sizes, and of those that give several that differ."""
     others: dict[int, Other] = field(default_factory=dict)
+    numbered: dict[int, Source | None] = field(default_factory=dict)
+    """The lines of calls that take rows with what microbatches do not have as the batch: `ones(len(h)).cumsum(0)`."""
     ends: tuple[int, str, Source | None] | None = None
 
     def of(self, number: int) -> tuple[Call, Shapes] | None:
@@ -78,41 +83,29 @@ class Counts:
         return (self.calls[number], self.results[number]) if number < len(self.results) else None
 
 
-class _Ends(Exception):
-    """The model calls other functions from here on."""
+@dataclass(frozen=True)
+class Unseen:
+    """Why what a model calls could not be compared, and the line where that showed."""
+
+    why: str
+    source: Source | None
 
 
-class _Noting(TorchFunctionMode):
-    """Notes what is called, on tensors without data."""
+class _Noting(Apart):
+    """Notes what is called."""
 
-    def __init__(self, counts: Counts, whole: bool) -> None:
-        super().__init__()
+    def __init__(self, device: str, counts: Counts, whole: bool) -> None:
+        super().__init__(device)
         self._counts = counts
         self._whole = whole
-        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """What stands for tensors with data, by their ids."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._without_data, (args, kwargs or {}))
-        name = getattr(func, "__name__", "")
-        if name == "__get__" or func is torch._C._set_grad_enabled or transform() is not None:
-            return func(*args, **kwargs)
-        result = func(*args, **kwargs)
+    def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         numbers = tuple(_numbers(args, kwargs, name))
-        shapes = tuple(tuple(each.shape) for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor))
+        call = Call(func, name, numbers, tuple(tuple(each.shape) for each in tensors_of(result)))
         if self._whole:
-            self._compare(Call(func, name, numbers, shapes))
+            self._compare(call)
         else:
-            self._counts.calls.append(Call(func, name, numbers, shapes))
-        return result
-
-    def _without_data(self, tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.is_meta:
-            return tensor
-        if id(tensor) not in self._known:
-            made = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device="meta")
-            self._known[id(tensor)] = tensor, made.requires_grad_(tensor.requires_grad)
-        return self._known[id(tensor)][1]
+            self._counts.calls.append(call)
 
     def _compare(self, call: Call) -> None:
         counts = self._counts
@@ -120,9 +113,10 @@ class _Noting(TorchFunctionMode):
         own = counts.calls[number] if number < len(counts.calls) else None
         if own is None or own.func is not call.func or len(own.numbers) != len(call.numbers):
             counts.ends = number, call.name, user_source()
-            raise _Ends
+            raise Ends
         counts.results.append(call.results)
-        if call.name in _BY_SIZE:
+        several = (zip(a, b, strict=False) for a, b in zip(own.results, call.results, strict=False))
+        if call.name in _BY_SIZE or any(sum(a != b for a, b in sizes) > 1 for sizes in several):
             counts.sources[number] = user_source()
         for (inner, mine), (_, theirs) in zip(own.numbers, call.numbers, strict=True):
             if type(mine) is not type(theirs) or (mine != theirs and not (mine != mine and theirs != theirs)):
@@ -152,58 +146,102 @@ def _numbers(args: Any, kwargs: Any, name: str) -> Iterator[tuple[bool, Any]]:
 
 
 def counts_of(
-    run: Callable[..., Any], given: Any, own: int, whole: int, undone: Callable[[], AbstractContextManager[None]]
-) -> Counts | None:
-    """What `run` calls for `own` rows of what it is `given`, and how that differs for `whole`; None where that cannot
-    be told: what does not run without data, or differs from one run to the next. `undone` gives a context behind which
-    Python is as before."""
-    calls = _run(run, given, own, undone, None)
-    counts = None if calls is None else _run(run, given, whole, undone, calls)
-    if counts is not None and (counts.ends or any(not each.size for each in counts.others.values())):
-        again = _run(run, given, own, undone, calls)
-        if again is None or again.ends or again.others:
-            return None
-    return counts
-
-
-def _run(
     run: Callable[..., Any],
     given: Any,
-    rows: int,
+    rows: Sequence[int],
     undone: Callable[[], AbstractContextManager[None]],
-    expected: Counts | None,
-) -> Counts | None:
-    counts = Counts() if expected is None else Counts(expected.calls)
-    first = next(
-        (leaf.shape[0] for leaf in pytree.tree_leaves(given) if isinstance(leaf, torch.Tensor) and leaf.ndim), 0
-    )
-    try:
-        with undone(), outside_programs(without_data=True), torch.random.fork_rng(devices=()), torch.device("meta"):
-            args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, rows, first), given)
-            with warnings.catch_warnings(), _Noting(counts, expected is not None):
-                warnings.simplefilter("ignore")
-                run(*args, **kwargs)
-    except _Ends:
-        return counts
-    except Exception:  # any code of the user's, which need not run without data
+    dims: Mapping[int, Sequence[int | None]] | None = None,
+) -> Counts | Unseen:
+    """What `run` calls for the rows of the first microbatch of what it is `given`, and how that differs for those of
+    the batch; `rows` are those of each microbatch. Without data, or where that fails, with numbers that are made up.
+    `undone` gives a context behind which Python is as before. `dims` are known ones that have rows, of what calls give:
+    then what follows from no row is computed."""
+    first = next((each.shape[0] for each in tensors_of(given) if each.ndim), 0)
+    own, whole = rows[0], sum(rows)
+
+    def ran(count: int, device: str, mode: Apart) -> Unseen | None:
+        try:
+            with undone(), outside_programs(without_data=True), torch.random.fork_rng(devices=()), torch.device(device):
+                args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, count, first, device), given)
+                with warnings.catch_warnings(), mode:
+                    warnings.simplefilter("ignore")
+                    run(*args, **kwargs)
+        except Ends:
+            pass
+        except Exception as error:  # any code of the user's, which need not run apart from the program
+            return Unseen(f"{type(error).__name__}: {error}", raised_at(error))
         return None
-    if expected is not None and len(counts.results) < len(counts.calls):
-        counts.ends = len(counts.results), counts.calls[len(counts.results)].name, None
-    return counts
+
+    def compared(device: str) -> Counts | Unseen:
+        calls = Counts()
+        counts, again = Counts(calls.calls), Counts(calls.calls)
+        for count, each, is_whole in ((own, calls, False), (whole, counts, True)):
+            if (failed := ran(count, device, _Noting(device, each, is_whole))) is not None:
+                return failed
+        _end(counts)
+        if dims is not None and (results := _results(counts, dims)) is not None:
+            computing = Computing(device, results), Computing(device, results)
+            for count, mode in zip((own, whole), computing, strict=True):
+                if (failed := ran(count, device, mode)) is not None:
+                    return failed
+            _note_fresh(counts, *computing, rows)
+        if counts.ends or any(not each.size for each in counts.others.values()):
+            failed = ran(own, device, _Noting(device, again, True))
+            _end(again)
+            if failed is not None or again.ends or again.others:
+                return failed or Unseen("what it calls differs from one run to the next", None)
+        return counts
+
+    found = compared("meta")
+    return found if isinstance(found, Counts) else compared("cpu")
 
 
-def _like(leaf: Any, rows: int, given: int) -> Any:
-    """A tensor without data, with so many rows where it has those that are given."""
+def _end(counts: Counts) -> None:
+    """Note that the model has called less than it did before, if it has."""
+    number = len(counts.results)
+    if counts.ends is None and number < len(counts.calls):
+        counts.ends = number, counts.calls[number].name, None
+
+
+def _results(counts: Counts, dims: Mapping[int, Sequence[int | None]]) -> list[list[Result]] | None:
+    """What is known of the results of each call; None where all that differ have rows."""
+    found: list[list[Result]] = []
+    for number, (call, whole) in enumerate(zip(counts.calls, counts.results, strict=False)):
+        differ = [a != b for a, b in zip(call.results, whole, strict=False)]
+        known = dims.get(number)
+        if len(differ) != len(call.results) or len(whole) != len(differ):
+            break
+        if known is not None and len(known) != len(differ):
+            known = [None] * len(differ)  # of tensors that are on no mesh
+        rows = differ if known is None else [dim is not None for dim in known]
+        found.append([Result(*each) for each in zip(rows, differ, strict=True)])
+    return found if any(each.differs and not each.rows for results in found for each in results) else None
+
+
+def _note_fresh(counts: Counts, own: Computing, whole: Computing, rows: Sequence[int]) -> None:
+    """Note calls that give another value for so many rows, or take one that microbatches do not have as the batch."""
+    for number, (name, values, source) in whole.lost.items():
+        mine = own.lost.get(number, (name, [None] * len(values), source))[1]
+        if not same(mine, values):
+            counts.others.setdefault(number, Other(False, "one value", "another", source, gives=True))
+    for number, (_, values, source) in whole.met.items():
+        if number in own.met and not same_by_rows(own.met[number][1], values, rows):
+            counts.numbered[number] = source
+
+
+def _like(leaf: Any, rows: int, given: int, device: str) -> Any:
+    """A tensor to run with, with so many rows where it has those that are given."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     shape = (rows, *leaf.shape[1:]) if leaf.ndim and leaf.shape[0] == given else tuple(leaf.shape)
-    return torch.empty(shape, dtype=leaf.dtype, device="meta").requires_grad_(leaf.requires_grad)
+    return made_up(shape, leaf.dtype, device).requires_grad_(leaf.requires_grad)
 
 
 def counts_rows(name: str, other: Other, own: int, whole: int) -> ProgramError:
     """The error of a call that takes a number of rows, or what follows from one."""
+    verb = "gives" if other.gives else "takes"
     return ProgramError(
-        f"{name} takes {other.own} for the {own} rows of a microbatch, and {other.whole} for the {whole} of the batch",
+        f"{name} {verb} {other.own} for the {own} rows of a microbatch, and {other.whole} for the {whole} of the batch",
         hint="a number that follows from how many rows there are is another in each microbatch. Call what counts them "
         f"itself,\nsuch as h.mean(0) for h.sum(0) / len(h); give the number as an argument, pipe.step(x, {whole}, …); "
         "or say\npipeline(…, mixes_rows=True), where each microbatch counts its own.",
@@ -221,3 +259,22 @@ def other_way(name: str, own: int, whole: int, source: Source | None) -> Program
         "each microbatch\ngoes its own way.",
         source=source or user_source(),
     )
+
+
+def warn_unseen(unseen: Unseen) -> None:
+    """Say that a model could not be compared: a UserWarning, once for each line."""
+    at = unseen.source or user_source()
+    file, line = (at.own.file, at.own.line) if at is not None else ("a pipeline", 0)
+    warnings.warn_explicit(
+        f"whether the model computes with how many rows it is given could not be seen: {unseen.why}.\n"
+        "  It was run apart from the mesh, without data and with numbers that are made up. A number such as len(h) "
+        "would be that\n  of a microbatch, without an error. Where it computes each row from itself alone, and with "
+        "no such number, say\n  pipeline(…, mixes_rows=True), with which nothing is looked for.",
+        UserWarning,
+        file,
+        line,
+        registry=_warned,
+    )
+
+
+_warned: dict[Any, Any] = {}

@@ -30,7 +30,7 @@ from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
 from monarch.stdlib.pipeline.costs import run_on
-from monarch.stdlib.pipeline.counting import counts_of
+from monarch.stdlib.pipeline.counting import Unseen, counts_of
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.hooks import once_a_step
 from monarch.stdlib.pipeline.losses import Counted, adds_up
@@ -256,7 +256,7 @@ class Pipeline(nn.Module):
                 total = self._backward(runs[0], [loss])
             _add_gradients(shared)
         if together is not None and not self.mixes_rows and recording.repeatable is not None:
-            runs[0].check_counts(counts_of(self.model, (args, kwargs), own[0], rows, recording.repeatable.undone))
+            runs[0].check_counts((args, kwargs), recording.repeatable.undone)
         if together is not None and together.barriers:
             recording.tape.timetable = replace(self.timetable, barriers=tuple(together.barriers))
         return total
@@ -269,8 +269,8 @@ class Pipeline(nn.Module):
         if self.mixes_rows or recording.repeatable is None:
             return False
         with counted.trying():
-            counts = counts_of(loss, (given, {}), counted.rows[0], sum(counted.rows), recording.repeatable.undone)
-        if counts is None:
+            counts = counts_of(loss, (given, {}), counted.rows, recording.repeatable.undone)
+        if isinstance(counts, Unseen):
             return False
         numbers = any(not each.size for each in counts.others.values())
         return counts.ends is not None or (numbers and not adds_up(loss, counted, *given, rows=counted.rows))

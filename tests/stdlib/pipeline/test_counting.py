@@ -154,7 +154,6 @@ def test_rows_that_are_taken_by_their_numbers_are_those_of_the_batch(
         (lambda h: h * h[torch.arange(2)].sum(), r"__getitem__ gives \[2, 6\]"),
         (lambda h: h[numbers(h), torch.arange(len(h))][:, None] * h, "takes the rows of a batch with a count"),
         (lambda h: h[torch.arange(min(len(h), 5))].sum(1).mean() * h, "takes the rows of a batch with a count"),
-        (lambda h: (h if h.device.type != "meta" else None)[numbers(h), 0][:, None] * h, "with a count"),
         (lambda h: torch.vmap(lambda one, at: one[at], (1, None), 1)(h, numbers(h)), "with a count"),
     ],
 )
@@ -163,6 +162,73 @@ def test_numbers_that_may_not_be_those_of_the_rows_are_an_error(
 ) -> None:
     with pytest.raises(ProgramError, match=match):
         trained(mesh, between)
+
+
+def with_data(h: Any) -> Any:
+    if h.is_meta:
+        raise RuntimeError("no data")
+    return h
+
+
+def on_a_mesh(h: Any) -> Any:
+    return h.mesh and h
+
+
+@pytest.mark.parametrize(
+    ("between", "match"),
+    [
+        (lambda h: h * torch.ones(len(h)).sum(), "sum gives one value for the 2 rows .* another for the 8"),
+        (lambda h: h + torch.arange(6.0).expand_as(h).T.T.amax(1).sum(), "sum gives one value"),
+        (lambda h: h + (h.mean(0) * torch.ones_like(h)).sum(0), "sum gives one value"),
+        (lambda h: h * torch.ones(len(h)).cumsum(0)[:, None], "mul takes the rows of a batch with a count"),
+        (lambda h: (h[:, None] * torch.ones(len(h), 1)).sum(1), r"mul gives \[2, 2, 6\] .* and \[8, 8, 6\]"),
+        (lambda h: with_data(h) * len(h), "mul takes 2 for the 2 rows of a microbatch, and 8"),
+    ],
+)
+def test_what_follows_from_so_many_rows_and_from_none_is_an_error(
+    mesh: Mesh, between: Callable[[Any], Any], match: str
+) -> None:
+    with pytest.raises(ProgramError, match=match) as raised:
+        trained(mesh, between)
+    assert raised.value.source is not None
+
+
+def filled(h: Any) -> Any:
+    b = torch.empty(len(h), 6)
+    b[:, 0], b[:, 1:] = 1.0, 2.0
+    c = torch.zeros(len(h), 6)
+    c[:] = h
+    return b * h + c
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: h * torch.ones(len(h)).mean() + torch.zeros(len(h), 6)[0] + torch.ones(len(h), 3).sum(1, True),
+        lambda h: with_data(h) * torch.ones(len(h), 6).softmax(1) + torch.arange(6.0).expand_as(h)[0],
+        lambda h: filled(h)[numbers(h)],
+    ],
+)
+@pytest.mark.parametrize(("rows", "microbatches"), [(8, 4), (11, 3)])
+def test_what_is_the_same_for_so_many_rows_is_right(
+    mesh: Mesh, between: Callable[[Any], Any], rows: int, microbatches: int
+) -> None:
+    trained(mesh, between, rows, microbatches)
+
+
+def test_a_model_that_does_not_run_apart_from_its_mesh_warns_at_its_line(mesh: Mesh) -> None:
+    pipe = pipeline(Mixing(lambda h: on_a_mesh(h) * 2), mesh, microbatches=2, split_at=["second"], layouts={})
+
+    @monarch.program
+    def step(x: Any) -> Any:
+        return pipe.step(x, target=x, loss_fn=F.mse_loss)
+
+    with pytest.warns(UserWarning, match=r"could not be seen: AttributeError: (.|\n)*mixes_rows=True") as found:
+        step(torch.randn(8, 6))
+    line = on_a_mesh.__code__.co_firstlineno + 1
+    assert [(each.filename, each.lineno) for each in found if "could not be seen" in str(each.message)] == [
+        (__file__, line)
+    ]
 
 
 @pytest.mark.parametrize("between", [lambda h: h.topk(3, 0).values, lambda h: (h @ h.T).softmax(-1) @ h])

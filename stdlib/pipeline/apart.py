@@ -1,0 +1,88 @@
+"""A model's calls, run apart from the program: on tensors without data, or with numbers that are made up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from monarch.language.tensors.tensor import DistributedTensor
+from monarch.stdlib.pipeline.inner import one_by_one, transform
+
+MOST = 2**24
+"""Elements of a tensor, and of all together, up to which numbers are made up and computed with."""
+
+
+_NO_CALLS = (torch._C._set_grad_enabled, torch.device)
+"""Functions that a device or PyTorch's own modules call, and that compute nothing."""
+
+
+class Ends(Exception):
+    """The model calls other functions from here on."""
+
+
+class TooLarge(Exception):
+    """What a model computes is too large to be tried out on numbers."""
+
+
+class Apart(TorchFunctionMode):
+    """Runs what is called on a device that is no mesh, and tells `called` of each call."""
+
+    def __init__(self, device: str) -> None:
+        """`device` is "meta", or "cpu": there what is on a mesh has numbers that are made up."""
+        super().__init__()
+        self._device = device
+        self._left = MOST
+        self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        """What stands for tensors with data, by their ids."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._standing, (args, kwargs or {}))
+        if func is torch.autograd.grad and kwargs.get("is_grads_batched") and transform() is None:
+            return one_by_one(lambda f, *args, **kwargs: self.__torch_function__(f, types, args, kwargs), args, kwargs)
+        result = func(*args, **kwargs)
+        self._take(result)
+        name = getattr(func, "__name__", "")
+        if name == "__get__":
+            self.read(func, args, result)
+        elif func not in _NO_CALLS and transform() is None:
+            self.called(func, name, args, kwargs, result)
+        return result
+
+    def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
+        """What the model has called."""
+        raise NotImplementedError
+
+    def read(self, func: Any, args: Any, result: Any) -> None:
+        """An attribute of a tensor that the model has read, such as `x.T`."""
+
+    def _standing(self, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.is_meta or (self._device == "cpu" and not isinstance(tensor, DistributedTensor)):
+            return tensor
+        if id(tensor) not in self._known:
+            made = made_up(tuple(tensor.shape), tensor.dtype, self._device)
+            self._take(made)
+            self._known[id(tensor)] = tensor, made.requires_grad_(tensor.requires_grad)
+        return self._known[id(tensor)][1]
+
+    def _take(self, result: Any) -> None:
+        if self._device == "cpu":
+            self._left -= sum(each.numel() for each in tensors_of(result))
+            if self._left < 0:
+                raise TooLarge(f"it computes more than {MOST} elements")
+
+
+def made_up(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:
+    """A tensor of numbers that follow from its shape: integers are 0, which most functions take as an index."""
+    if device == "meta":
+        return torch.empty(shape, dtype=dtype, device="meta")
+    if not (dtype.is_floating_point or dtype.is_complex):
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+    return torch.rand(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float32, device="cpu").to(dtype)
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors in it, in order."""
+    return [each for each in pytree.tree_leaves(tree) if isinstance(each, torch.Tensor)]
