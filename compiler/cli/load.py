@@ -230,8 +230,8 @@ def users_errors(doing: str) -> Iterator[None]:
     try:
         yield
     except MonarchError as error:
-        if error.source is None and (source := _users_line(error)) is not None:
-            raise type(error)(error.message, hint=error.hint, source=source) from error
+        if error.source is None:
+            error.source = _users_line(error)
         raise
     except SyntaxError as error:
         source = Source(error.filename or "", error.lineno or 0, error.offset or 0, error.end_offset or 0)

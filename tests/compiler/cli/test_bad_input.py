@@ -405,3 +405,10 @@ def test_a_program_within_a_function_is_told_how_it_can_be_named(folder: Path, m
     (folder / "mainy.py").write_text(f"{start}{helper}def make_step():\n{step}    return step\n")
     assert "can be named with (): make_step()?" in monarchc("inspect", "mainy.py", code=2).err
     assert "step on mesh<data=2>" in monarchc("inspect", "mainy.py:make_step()").out
+
+
+def test_an_error_of_actors_while_a_file_is_loaded_is_told_with_its_line(monarchc: Run, tmp_path: Path) -> None:
+    """A class of errors with arguments of its own."""
+    (tmp_path / "dies.py").write_text("from monarch.actor import SupervisionError\n\nraise SupervisionError('gone')\n")
+    result = monarchc("compile", tmp_path / "dies.py:step", code=2)
+    assert "dies.py:3: error: gone" in result.err
