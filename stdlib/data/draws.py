@@ -62,9 +62,8 @@ class Draws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return (
-            False  # what PyTorch would wrap around it loads Dynamo: seconds at the first op, and half of each op's time
-        )
+        # What PyTorch would wrap around it loads Dynamo: seconds at the first op, and half of each op's time.
+        return False
 
     # As TorchDispatchMode's own, without its flags: they are one for all threads.
     def __enter__(self) -> Draws:
