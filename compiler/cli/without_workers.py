@@ -49,10 +49,7 @@ class TypesOnly:
         plan: Plan,
         arguments: Sequence[Handle | torch.Tensor | float | int],
         bind: Bind | None = None,
-        release: Callable[[], None] | None = None,
     ) -> list[Handle]:
-        if release is not None:
-            release()
         made: list[Handle] = [TypedHandle(spec.type) for spec in plan.outputs]
         if bind is not None:
             bind(made)

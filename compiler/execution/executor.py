@@ -115,7 +115,6 @@ class Executor(Protocol):
         plan: Plan,
         arguments: Sequence[Handle | torch.Tensor | float | int],
         bind: Bind | None = None,
-        release: Undo | None = None,
     ) -> list[Handle]:
         """Run one step. `arguments` are in the order of `plan.inputs`: a handle of exactly the type that the plan
         names, a plain tensor of the global shape (inputs only; split as `put` does), or a number for a scalar or a
@@ -123,10 +122,7 @@ class Executor(Protocol):
 
         `bind` puts these handles where they belong. It is called once the step is certain to run, also if this call is
         interrupted then (at the latest by `settle`); it may be called twice. What it returns undoes what it did to
-        Python, should the step fail (see `undo`): it is kept until the step is known to have worked.
-
-        `release` drops handles that the step replaces without reading them. It is called once nothing is left for which
-        this call refuses the step, and before the workers are given it: they free the values first."""
+        Python, should the step fail (see `undo`): it is kept until the step is known to have worked."""
         ...
 
     def settle(self) -> bool:

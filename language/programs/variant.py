@@ -7,9 +7,8 @@ program does at a call, and then the call is one command and what the trace left
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from copy import copy
-from functools import partial
 from operator import attrgetter
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -154,10 +153,8 @@ class Compiled:
         scalars: Mapping[str, float],
         cells: list[Cell],
         bind: Bind | None,
-        release: Callable[[], None] | None = None,
     ) -> list[Handle]:
-        """Give the workers one step; `bind` puts what it makes where it belongs, and `release` drops what it replaces
-        (see `Executor.run`)."""
+        """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
         if self.later == 1:
             assert self.template is not None
             self.plan = self.template.at(self.values, again=True)
@@ -170,15 +167,7 @@ class Compiled:
                 arguments.append(cells[where].handle)
             elif kind == _INPUT:
                 leaf = leaves[where]
-                if isinstance(leaf, DistributedTensor):
-                    leaf = leaf._ref.cell.handle
-                elif isinstance(leaf, torch.Tensor) and leaf.is_meta:
-                    raise LayoutError(
-                        f"argument {where} of '{trace.name}' is on the meta device, and has no data",
-                        hint="monarch.distribute makes zeros of it on the mesh.",
-                        source=user_source(),
-                    )
-                arguments.append(leaf)
+                arguments.append(leaf._ref.cell.handle if isinstance(leaf, DistributedTensor) else leaf)
             elif kind == _SCALAR:
                 arguments.append(scalars[where])
             else:
@@ -186,10 +175,10 @@ class Compiled:
                     before, seed = torch.get_rng_state(), next_seed()
                 arguments.append(seed)  # one for all parts
         if before is None:
-            return trace.executor.run(self.plan, arguments, bind, release)
+            return trace.executor.run(self.plan, arguments, bind)
         drawn = _Drawn(before, bind)
         try:
-            return trace.executor.run(self.plan, arguments, drawn.bind, release)
+            return trace.executor.run(self.plan, arguments, drawn.bind)
         except DeviceMeshError:
             if not drawn.given:  # the mesh is lost, and the call is to be made again
                 torch.set_rng_state(before)
@@ -471,8 +460,9 @@ class Variant:
         if not known:
             for mesh, own in trace.by_mesh(small):
                 mesh.separate(own, cells)
-        given_up: list[tuple[Any, torch.Tensor]] = []
-        """The leaves, and what looks like the gradients that they had."""
+        if self._dropped:
+            self._refuse_meta(leaves)
+        given_up = self._give_up(live, leaves)
         bound: tuple[Outcome, list[Change | Gradients]] | None = None
 
         def bind(handles: list[Handle]) -> TakeBack | None:
@@ -492,8 +482,7 @@ class Variant:
             return undoing(bound[1])
 
         try:
-            release = partial(self._give_up, live, leaves, given_up) if self._dropped else None
-            handles = compiled.run(trace, leaves, scalars, cells, bind, release)
+            handles = compiled.run(trace, leaves, scalars, cells, bind)
         except BaseException:
             trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
             for leaf, fake in given_up if bound is None else ():
@@ -518,15 +507,28 @@ class Variant:
             return self.compiled.result(0, handles[0], self._home)
         return self.compiled.results(self.trace, handles, scalars, outcome)
 
-    def _give_up(self, live: Live, leaves: list[Any], given_up: list[tuple[Any, torch.Tensor]]) -> None:
+    def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, torch.Tensor]]:
         """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
-        them before they take the step, rather than hold both."""
+        them before they take the step, rather than hold both. Gives the leaves, and what looks like their gradients."""
+        given_up: list[tuple[Any, torch.Tensor]] = []
         for spot, node in self._dropped:
             grad = live.pop(spot)
             if grad is not None:
                 leaf = live[node.parent] if node.parent is not None else node.holder(live, leaves)
                 given_up.append((leaf, grad._ref.fake))
                 leaf.grad = grad = None
+        return given_up
+
+    def _refuse_meta(self, leaves: list[Any]) -> None:
+        """Raise for arguments without data before gradients are given up for the step."""
+        for kind, number in self.compiled.fetch:
+            leaf = leaves[number] if kind == _INPUT else None
+            if type(leaf) is torch.Tensor and leaf.is_meta:
+                raise LayoutError(
+                    f"argument {number} of '{self.compiled.plan.name}' is on the meta device, and has no data",
+                    hint="monarch.distribute makes zeros of it on the mesh.",
+                    source=user_source(),
+                )
 
     def _lost(self, type_: TensorType, mesh: Mesh) -> DistributedTensor:
         """A tensor without a value, for a gradient that the call dropped before a step that could not start."""

@@ -228,7 +228,6 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         plan: Plan,
         arguments: Sequence[Argument],
         bind: Bind | None = None,
-        release: Undo | None = None,
         part: PartExecutor | None = None,
     ) -> list[Handle]:
         with self._lock:
@@ -263,8 +262,6 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                     values.append(held[-1].id)
                 else:
                     self._refuse(record, at, argument, self._part_of(record, at, part))
-            if release is not None:
-                release()
             if self._unloaded or len(self._freed) > wire.FREE_AT_ONCE:
                 self._flush_freed()
             state = self.state

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from monarch.compiler.execution.executor import Bind, Handle, Loss, Undo
+from monarch.compiler.execution.executor import Bind, Handle, Loss
 from monarch.compiler.execution.storage import Stored
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
@@ -44,14 +44,8 @@ class PartExecutor:
     def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Remote:
         return self.whole.put(tensor, type, lent, self)
 
-    def run(
-        self,
-        plan: Plan,
-        arguments: Sequence[Argument],
-        bind: Bind | None = None,
-        release: Undo | None = None,
-    ) -> list[Handle]:
-        return self.whole.run(plan, arguments, bind, release, self)
+    def run(self, plan: Plan, arguments: Sequence[Argument], bind: Bind | None = None) -> list[Handle]:
+        return self.whole.run(plan, arguments, bind, self)
 
     def settle(self) -> bool:
         return self.whole.settle()

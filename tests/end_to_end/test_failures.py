@@ -218,9 +218,6 @@ def test_an_argument_without_data_leaves_the_gradients() -> None:
             optimizer.step()
             return loss
 
-        with pytest.raises(LayoutError, match="argument 0 of 'step' is on the meta device") as failed:
-            step(torch.ones(8, 4, device="meta"))  # the first call
-        assert failed.value.source.file == __file__
         for _ in range(3):
             step(torch.ones(8, 4))
         before = model.weight.grad.full_tensor()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -135,19 +134,8 @@ def test_gradients_given_up_for_a_step_that_could_not_start(monkeypatch: pytest.
         def refuse(*arguments: object) -> None:
             raise OSError("no")
 
-        real = type(mesh.executor)._give  # type: ignore[attr-defined]
-
-        def give(executor: Any, given: Any) -> None:
-            return refuse() if given.name == "step" else real(executor, given)
-
         with monkeypatch.context() as patch:
-            patch.setattr("monarch.runtime.controller.executor.memory.require", refuse)
-            patch.setattr("monarch.runtime.controller.executor.ASK_ABOVE", 0)
-            with pytest.raises(OSError, match="no"):  # the argument has no room
-                step(x)
-        assert torch.equal(weight.grad.full_tensor(), before)
-        with monkeypatch.context() as patch:
-            patch.setattr(type(mesh.executor), "_give", give)
+            patch.setattr(type(mesh.executor), "run", refuse)
             with pytest.raises(OSError, match="no"):
                 step(x)
         with pytest.raises(MonarchError, match="was given up for a step of 'step' that could not start"):

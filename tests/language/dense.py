@@ -94,9 +94,7 @@ class DenseExecutor:
         self.puts += 1
         return DenseHandle(tensor.clone(), type)
 
-    def run(self, plan: Plan, arguments: Sequence[Any], bind: Any = None, release: Any = None) -> list[DenseHandle]:
-        if release is not None:
-            release()
+    def run(self, plan: Plan, arguments: Sequence[Any], bind: Any = None) -> list[DenseHandle]:
         self.runs.append(plan.name)
         values: dict[str | int, Any] = {}
         assert len(arguments) == len(plan.inputs)
