@@ -186,7 +186,7 @@ def test_writing_to_a_plain_tensor_in_a_program(mesh: Mesh) -> None:
 
 
 def test_an_argument_that_is_a_plain_tensor_cannot_be_changed_in_place(mesh: Mesh) -> None:
-    @program
+    @program(mesh=mesh)
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return y.add_(1) * x.t_() if y.ndim == 2 else x.add_(1) + y.add_(1)
 
@@ -196,7 +196,7 @@ def test_an_argument_that_is_a_plain_tensor_cannot_be_changed_in_place(mesh: Mes
             step(*given)
         assert all(each.tolist() == [1.0] * 4 for each in given)
 
-    @program
+    @program(mesh=mesh)
     def normed(x: torch.Tensor, mean: torch.Tensor, var: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.batch_norm(x, mean, var, training=True)
 

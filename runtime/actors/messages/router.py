@@ -288,7 +288,8 @@ class Router:
 
     def forget(self, fd: int) -> None:
         if self._handlers.pop(fd, None) is not None:
-            self._poll.unregister(fd)
+            with suppress(OSError):  # it was closed meanwhile, as at the program's end: the poll has forgotten it
+                self._poll.unregister(fd)
 
     def soon(self, task: Callable[[], None]) -> None:
         """Have the I/O thread call it. From any thread."""

@@ -118,13 +118,13 @@ def whole(value: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
 @pytest.mark.parametrize("of", [batch, state, lists, others, one_list_twice, returned])
 def test_what_a_program_does_to_lists_and_dicts_that_it_is_given_is_done(mesh: Mesh, of: Callable[..., Any]) -> None:
-    assert whole(of(program)) == whole(of(lambda function: function))
+    assert whole(of(lambda function: program(function, mesh=mesh))) == whole(of(lambda function: function))
 
 
 def test_what_stays_in_a_list_is_the_callers_own(mesh: Mesh) -> None:
     table = distribute(torch.arange(8.0).view(2, 4), mesh)
 
-    @program
+    @program(mesh=mesh)
     def step(found: list[Any]) -> torch.Tensor:
         found.append(found[0] * 2)
         return found[-1]
@@ -137,7 +137,7 @@ def test_what_stays_in_a_list_is_the_callers_own(mesh: Mesh) -> None:
 
 
 def test_a_call_that_fails_leaves_them_as_they_were(mesh: Mesh) -> None:
-    @program
+    @program(mesh=mesh)
     def step(found: dict[str, Any], x: torch.Tensor, fail: bool) -> torch.Tensor:
         found["y"] = x + 1
         del found["x"]
@@ -156,7 +156,7 @@ def test_a_call_that_fails_leaves_them_as_they_were(mesh: Mesh) -> None:
 
 
 def test_looking_at_a_program_changes_no_list(mesh: Mesh) -> None:
-    @program
+    @program(mesh=mesh)
     def step(found: list[Any], x: torch.Tensor) -> torch.Tensor:
         found.append(x)
         return x * 2
@@ -167,7 +167,7 @@ def test_looking_at_a_program_changes_no_list(mesh: Mesh) -> None:
 
 
 def test_a_list_that_grows_is_named_once(mesh: Mesh) -> None:
-    @program
+    @program(mesh=mesh)
     def step(found: list[Any], x: torch.Tensor) -> torch.Tensor:
         found.append(x.sum())
         return x * 2
@@ -180,7 +180,7 @@ def test_a_list_that_grows_is_named_once(mesh: Mesh) -> None:
 
 
 def test_what_holds_itself_is_refused(mesh: Mesh) -> None:
-    @program
+    @program(mesh=mesh)
     def step(found: Any) -> torch.Tensor:
         return found["x"] + 1
 
@@ -196,21 +196,21 @@ def test_what_holds_itself_is_refused(mesh: Mesh) -> None:
 def test_one_that_the_program_also_reads_from_python_and_changes_is_refused(mesh: Mesh, first: bool) -> None:
     held: dict[str, Any] = {"n": 1, "all": []}
 
-    @program
+    @program(mesh=mesh)
     def through_argument(given: dict[str, Any], x: torch.Tensor) -> Any:
         given["n"] += 1
         return x * held["n"]
 
-    @program
+    @program(mesh=mesh)
     def through_python(given: list[Any], x: torch.Tensor) -> Any:
         held["all"].append(x * 2)
         return x * len(given)
 
-    @program
+    @program(mesh=mesh)
     def asks(given: dict[str, Any], x: torch.Tensor) -> Any:
         return x + 1 if given is held else x
 
-    @program
+    @program(mesh=mesh)
     def reads(given: dict[str, Any], x: torch.Tensor) -> Any:
         return x * given["n"] * held["n"]
 
@@ -230,7 +230,7 @@ def test_one_that_the_program_also_reads_from_python_and_changes_is_refused(mesh
 def test_one_that_the_program_keeps_may_come_again(mesh: Mesh) -> None:
     held = types.SimpleNamespace(last=None)
 
-    @program
+    @program(mesh=mesh)
     def step(given: dict[str, Any], x: torch.Tensor) -> None:
         given["h"] = given["h"] + x
         held.last = given

@@ -251,7 +251,7 @@ EACH = [
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
 @pytest.mark.parametrize("of", EACH)
 def test_what_a_program_writes_to_its_arguments_is_written(mesh: Mesh, of: Callable[..., Any]) -> None:
-    ours = whole(of(program, lambda tensor: distribute(tensor, mesh)))
+    ours = whole(of(lambda function: program(function, mesh=mesh), lambda tensor: distribute(tensor, mesh)))
     theirs = whole(of(lambda function: function, lambda tensor: tensor))
     torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
@@ -259,7 +259,7 @@ def test_what_a_program_writes_to_its_arguments_is_written(mesh: Mesh, of: Calla
 def test_other_tensors_cost_no_trace(mesh: Mesh) -> None:
     traces: list[int] = []
 
-    @program
+    @program(mesh=mesh)
     def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         x.add_(y)
         return x.sum()
