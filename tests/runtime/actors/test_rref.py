@@ -125,7 +125,7 @@ def test_what_cannot_be_is_an_error(linear: Linear, mesh: Mesh) -> None:
     other = this_host().spawn_procs({"data": 2}).spawn("other", Linear)
     with pytest.raises(MonarchError, match="in processes that mesh<data=2> does not run on"):
         other.forward.rref(x)
-    with Mesh(data=2) as bare, pytest.raises(LayoutError, match="no argument is on one, and \d+ are open"):
+    with Mesh(data=2) as bare, pytest.raises(LayoutError, match=r"no argument is on one, and \d+ are open"):
         monarch.distribute(torch.ones(2), bare).wait()
         linear.forward.rref(torch.ones(2, 2))
     assert shards(linear.forward.rref(x))[0] == [[1, 1], [1, 1]]  # actors and mesh live on
