@@ -295,9 +295,7 @@ class Restoring(ABC):
                 f"the mesh {mesh} cannot be healed: step {done[0]} was said to have failed, and was done after all",
                 hint="make a new mesh, and start again from the last checkpoint.",
             )
-        alive = state.survivors
-        answers = connection.ask_survivors(dict.fromkeys(alive, (wire.TABLE,))) if alive else {}
-        tables = {rank: set(answer.tolist()) for rank, answer in answers.items()}
+        tables = self._tables()
         self._waiting.extendleft(reversed(state.drop()))
         self._fail_dependent()
         found = self._found_by(tables)
@@ -308,6 +306,18 @@ class Restoring(ABC):
             self._fail_dependent()
             found = self._found_by(tables)
         return found
+
+    def _tables(self) -> dict[int, set[int]]:
+        """Which values the survivors have, by rank. Those of them that end meanwhile are none."""
+        while alive := self.state.survivors:
+            try:
+                answers = self.connection.ask_survivors(dict.fromkeys(alive, (wire.TABLE,)))
+            except DeviceMeshError:
+                if self.state.survivors == alive:  # it is no other worker that has died
+                    raise
+                continue
+            return {rank: set(answer.tolist()) for rank, answer in answers.items()}
+        return {}
 
     def _sends_of(self, step: Step, lost: Mapping[int, Located]) -> bool:
         """Whether values are lost that a step sends whose senders go on meanwhile."""

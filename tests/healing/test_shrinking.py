@@ -197,6 +197,34 @@ def test_a_worker_dies_while_the_mesh_shrinks() -> None:
         torch.testing.assert_close(training.left(), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_a_worker_dies_while_it_is_asked_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Mesh(data=4) as mesh:
+        x = monarch.distribute(torch.arange(12.0), mesh)
+        assert (x + 1).sum().item() == 78
+        connection: Any = mesh.executor.connection  # type: ignore[attr-defined]
+        ask, pid = connection.ask_survivors, mesh.executor.worker_pids()[2]  # type: ignore[attr-defined]
+
+        def ask_and_kill(records: Any) -> Any:
+            if len(records) == 3:
+                os.kill(pid, signal.SIGKILL)
+            return ask(records)
+
+        monkeypatch.setattr(connection, "ask_survivors", ask_and_kill)
+        failures: list[monarch.MeshFailure] = []
+        kill(mesh, 1)
+        with pytest.raises(DeviceMeshError, match="SIGKILL"):
+            while True:
+                (x + 1).sum().item()
+
+        def policy(failure: monarch.MeshFailure) -> Any:
+            failures.append(failure)
+            return {"data": 2}
+
+        monarch.heal_mesh(mesh, policy)
+        assert failures[0].workers == (1, 2) and mesh.spec.sizes == {"data": 2}
+        assert (x + 1).sum().item() == 78
+
+
 def test_an_interrupt_leaves_one_size_or_the_other() -> None:
     with Mesh(data=2) as mesh:
         values = [monarch.distribute(torch.arange(6.0), mesh, "[@data]"), monarch.distribute(torch.ones(3), mesh)]
