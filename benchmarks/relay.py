@@ -33,7 +33,7 @@ from typing import Any
 from benchmarks.measure import duration
 from monarch.runtime.control.message import Message, Reply
 from monarch.runtime.control.records import Attach, Attached, HostInfo, Progress, Record, Start
-from monarch.runtime.control.relay import PARENT, SERVICE, Action, Call, Down, Event, Ready, Relay, Send, Up
+from monarch.runtime.control.relay import PARENT, SERVICE, Action, Dial, Down, Event, Ready, Relay, Send, Up
 from monarch.runtime.control.security import Security
 from monarch.runtime.control.tree import HostTree
 
@@ -215,7 +215,7 @@ class Simulation:
             clock += costs.first if host == CONTROLLER else costs.relay
         for action in actions:
             match action:
-                case Call(child, attach):
+                case Dial(child, attach):
                     self._relays[attach.number] = Relay()
                     self._parents[attach.number] = host, child
                     self._children[host, child] = attach.number

@@ -17,7 +17,7 @@ from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.names import UnknownOp
 from monarch.compiler.partition.decide import Decided
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.plan.report import Decision, Report, Value
+from monarch.compiler.plan.report import Decision, Report, ReportedValue
 from monarch.compiler.schedule.footprint import footprint
 from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.states import StateKey
@@ -106,11 +106,11 @@ class _Builder:
         values += tuple([self.inside(node) if self.is_inside(node) else self.call(node) for node in calls])
         return Report(values, tuple(_line(source.file, source.line) for source in self.plan.sources))
 
-    def placeholder(self, node: fx.Node) -> Value:
+    def placeholder(self, node: fx.Node) -> ReportedValue:
         kind, label = node.meta["kind"], node.meta["label"]
         slots = {(spec.kind, spec.label): spec.slot for spec in self.plan.inputs}
         slot = self.plan.constant_slots[str(label)] if kind == "constant" else slots[kind, label]
-        return Value(
+        return ReportedValue(
             name=node.name,
             op=kind,
             call=print_call(node),
@@ -122,7 +122,7 @@ class _Builder:
             allocates=self.memory.inputs[slot],
         )
 
-    def call(self, node: fx.Node) -> Value:
+    def call(self, node: fx.Node) -> ReportedValue:
         at = self.instruction[node]
         instruction = self.plan.instructions[at]
         frees = self.memory.gives[at]
@@ -137,7 +137,7 @@ class _Builder:
             why = f"{text}, computed in a kernel" + (f"; {why}" if why else "")
         dims = tuple(args_of(node)[1]) if ops.is_collective(node.target) else ()
         phase = self.phases[node]
-        return Value(
+        return ReportedValue(
             name=node.name,
             op=op,
             call=_call(node),
@@ -189,12 +189,12 @@ class _Builder:
         """Whether a node is one that a kernel stands for, and that nobody takes out of it."""
         return self.before.get(node.name) is node
 
-    def inside(self, node: fx.Node) -> Value:
+    def inside(self, node: fx.Node) -> ReportedValue:
         kernel = self.kernels[node.name]
         work = self.shares[kernel][node.name]
         source = provenance(node).source
         op, text = self.words(node)
-        return Value(
+        return ReportedValue(
             name=node.name,
             op=op,
             call=text,

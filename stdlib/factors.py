@@ -33,7 +33,7 @@ Dim = tuple[fx.Node, int, int]
 
 
 @dataclass
-class Group:
+class DimGroup:
     """Dims that are sharded together or not at all.
 
     `parameters` the dim of each parameter that is in the group
@@ -53,7 +53,7 @@ class Group:
     split: bool = False
     weight: int = 0
     blocked: str = ""
-    cut_from: list[Group] = field(default_factory=list)
+    cut_from: list[DimGroup] = field(default_factory=list)
 
 
 def trace_forward(module: nn.Module, inputs: Sequence[Any], arguments: Mapping[str, Any]) -> tuple[Graph, list[str]]:
@@ -83,7 +83,7 @@ def unread(graph: Graph, names: Sequence[str]) -> list[str]:
     return [names[at] for node in inputs if (at := node.meta["label"]) < len(names) and not node.users]
 
 
-def find_groups(graph: Graph, names: Sequence[str]) -> list[Group]:
+def find_groups(graph: Graph, names: Sequence[str]) -> list[DimGroup]:
     """The groups of a graph whose first inputs are parameters with these names, in the graph's order."""
     return _Finder(graph, names).groups()
 
@@ -93,7 +93,7 @@ class Choice:
     """What to shard: `sharded` groups, and the parameters that are only `stored` in shards, with their dims. `blocked`
     holds, for each other parameter of a product that might have been a column layer, why it is whole."""
 
-    sharded: list[Group]
+    sharded: list[DimGroup]
     stored: dict[str, int]
     blocked: dict[str, str]
 
@@ -127,12 +127,12 @@ _NORMS = ("native_layer_norm", "mean", "rms_norm", "native_group_norm", "embeddi
 """What takes the residual stream whole: of its layers there is nothing to say."""
 
 
-def choose(groups: Sequence[Group], size: int) -> Choice:
+def choose(groups: Sequence[DimGroup], size: int) -> Choice:
     """The groups to shard over a mesh dim of `size`, of which none shards a parameter twice: those of the fewest
     parameters first, which are a layer's own, unless that would leave whole what is many times as large (a layer's own
     rank of LoRA, and the heads of its attention)."""
     chosen = Choice([], {}, {})
-    viable: list[tuple[Group, list[Group]]] = []
+    viable: list[tuple[DimGroup, list[DimGroup]]] = []
     for group in sorted(groups, key=lambda group: len(group.parameters)):
         fused = [source for source in group.cut_from if source.columns]
         if not group.rows or not (group.columns or fused):
@@ -167,7 +167,7 @@ def choose(groups: Sequence[Group], size: int) -> Choice:
 _MANY = 4
 
 
-def _outweighs(group: Group, others: Sequence[Group]) -> bool:
+def _outweighs(group: DimGroup, others: Sequence[DimGroup]) -> bool:
     """Whether its parameters are many times as large as those of all groups that have some of them too."""
     rivals = [each for each in others if each is not group and each.parameters.keys() & group.parameters.keys()]
     return bool(rivals) and group.weight > _MANY * sum(each.weight for each in rivals)
@@ -285,11 +285,11 @@ class _Finder:
         else:
             self.join(led)
 
-    def groups(self) -> list[Group]:
-        made: dict[Dim, Group] = {}
+    def groups(self) -> list[DimGroup]:
+        made: dict[Dim, DimGroup] = {}
 
-        def group(dim: Dim) -> Group:
-            return made.setdefault(self.root(dim), Group())
+        def group(dim: Dim) -> DimGroup:
+            return made.setdefault(self.root(dim), DimGroup())
 
         for node, name in self.names.items():
             for at in range(len(node.meta["type"].shape)):

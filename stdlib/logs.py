@@ -14,14 +14,14 @@ import torch
 
 from monarch.compiler.blocks import reading
 from monarch.compiler.errors import DeviceMeshError, MonarchError, ProgramError
-from monarch.compiler.execution.events import Place, subscribe
+from monarch.compiler.execution.events import WorkersStatus, subscribe
 from monarch.compiler.execution.executor import Executor, Handle
 from monarch.compiler.loading import load
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.runtime.controller.executor import MeshExecutor
-from monarch.runtime.controller.state import Remote
+from monarch.runtime.controller.state import RemoteTensor
 
 logger = logging.getLogger("monarch")
 
@@ -46,7 +46,7 @@ class Log:
         self._changed = threading.Condition()
         self._closed = self._halted = False
         self._error: Exception | None = None
-        self._unsubscribe = subscribe(self._hear, Place)
+        self._unsubscribe = subscribe(self._hear, WorkersStatus)
         self._thread = threading.Thread(target=self._run, name="monarch log", daemon=True)
         self._thread.start()
 
@@ -127,7 +127,7 @@ class Log:
             self._waiting.popleft()
             return True
 
-    def _hear(self, place: Place) -> None:
+    def _hear(self, place: WorkersStatus) -> None:
         """A mesh is being closed: its values are read before."""
         executor = place.executor
         if place.is_running or (isinstance(executor, MeshExecutor) and executor.is_lost):
@@ -143,7 +143,7 @@ def _no_op() -> None:
 
 def _is_final(value: _Value) -> bool:
     """Whether a value will never be there: its own step has failed."""
-    return isinstance(value, tuple) and isinstance(value[1], Remote) and value[1].step.error is not None
+    return isinstance(value, tuple) and isinstance(value[1], RemoteTensor) and value[1].step.error is not None
 
 
 def _value(name: str, value: Any) -> _Value:

@@ -1,15 +1,15 @@
 """What happens while programs are compiled and run, as typed events: whoever tells does not know who hears.
 
-    Log       a line for people
-    Place     a mesh's workers have started, or run nothing any more
-    Span      the controller has done something for a mesh
-    Failure   a step has failed on the workers, or a mesh is lost
-    Spawned   a mesh of processes or of actors has been spawned
-    Status    an actor or a process has started, or has ended
-    Handled   an actor has handled a message
-    Fault     an actor has failed, and what owns it is told
-    Timed     a block of the user's has run (`monarch.actor.span`)
-    Metric    a number of the user's (`monarch.actor.get_meter`, `monarch.log`)
+    Log            a line for people
+    WorkersStatus  a mesh's workers have started, or run nothing any more
+    Span           the controller has done something for a mesh
+    Failure        a step has failed on the workers, or a mesh is lost
+    Spawned        a mesh of processes or of actors has been spawned
+    Status         an actor or a process has started, or has ended
+    Handled        an actor has handled a message
+    Fault          an actor has failed, and what owns it is told
+    Timed          a block of the user's has run (`monarch.actor.span`)
+    Metric         a number of the user's (`monarch.actor.get_meter`, `monarch.log`)
 
     stop = subscribe(sink, Span, Failure)
     ...
@@ -49,7 +49,7 @@ class Log:
 
 
 @dataclass(frozen=True)
-class Place:
+class WorkersStatus:
     """The workers of an executor have been started; or they run nothing any more, because it is closed or they are
     lost."""
 
@@ -166,7 +166,7 @@ class Metric:
     step: int | None = None
 
 
-Event = Log | Place | Span | Failure | Spawned | Status | Handled | Fault | Timed | Metric
+Event = Log | WorkersStatus | Span | Failure | Spawned | Status | Handled | Fault | Timed | Metric
 Sink = Callable[[Any], object]
 
 _sinks: dict[type, tuple[Sink, ...]] = {}
@@ -232,14 +232,14 @@ def started(executor: Executor) -> None:
     """An executor says that its workers have been started."""
     _running.add(executor)
     watching.begin()
-    tell(Place(executor, True))
+    tell(WorkersStatus(executor, True))
 
 
 def ended(executor: Executor) -> None:
     """An executor says that it is closed, or has lost a worker: it runs nothing any more."""
     if executor in _running:
         _running.discard(executor)
-        tell(Place(executor, False))
+        tell(WorkersStatus(executor, False))
 
 
 def running() -> list[Executor]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes, report_of
 from monarch.compiler.plan import Plan
-from monarch.compiler.plan.report import Value
+from monarch.compiler.plan.report import ReportedValue
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def blocks_of(plan: Plan) -> tuple[Block, ...]:
     return (*found, _block(rest)) if rest.ops > 0 else tuple(found)
 
 
-def _is_weight(value: Value) -> bool:
+def _is_weight(value: ReportedValue) -> bool:
     return kind_of(value.call.partition(" ")[2].strip('"')) == "weights"
 
 

@@ -14,7 +14,7 @@ from monarch.compiler.plan.report import peak
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.plan import Plan
-    from monarch.compiler.plan.report import Collectives, Value
+    from monarch.compiler.plan.report import Collectives, ReportedValue
 
 _REST = {
     "line": "(no line of yours)",
@@ -40,7 +40,7 @@ COSTS: dict[str, Callable[[dict[str, Any]], float]] = {
 class Key(Protocol):
     """The group of a value, or of collectives that it runs."""
 
-    def __call__(self, value: Value, part: Collectives | None = None, /) -> str: ...
+    def __call__(self, value: ReportedValue, part: Collectives | None = None, /) -> str: ...
 
 
 def costs_by(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
@@ -98,7 +98,7 @@ def costs_by(plan: Plan, by: str, sort: str = "time") -> list[dict[str, Any]]:
     return sorted(rows.values(), key=lambda row: (-cost(row), -row["ops"], row["name"]))
 
 
-def _row(plan: Plan, by: str, key: Key, value: Value, part: Collectives | None = None) -> dict[str, Any]:
+def _row(plan: Plan, by: str, key: Key, value: ReportedValue, part: Collectives | None = None) -> dict[str, Any]:
     row: dict[str, Any] = {"name": key(value, part) or _REST[by]}
     source = source_of(plan, value)
     if by == "line" and source is not None:
@@ -121,7 +121,7 @@ def _nothing() -> dict[str, Any]:
 
 
 def _grouping(plan: Plan, by: str) -> Key:
-    def own(part: Value | Collectives) -> str:
+    def own(part: ReportedValue | Collectives) -> str:
         return _kind(part) if part.mesh_dims else part.op
 
     if by == "line":
@@ -137,7 +137,7 @@ def _grouping(plan: Plan, by: str) -> Key:
     return lambda value, part=None: value.phase
 
 
-def _kind(part: Value | Collectives) -> str:
+def _kind(part: ReportedValue | Collectives) -> str:
     return f"{part.op} over {','.join(part.mesh_dims)}"
 
 

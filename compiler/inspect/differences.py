@@ -24,7 +24,7 @@ from monarch.compiler.inspect.values import (
     types_text,
     where,
 )
-from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan import Plan, ReportedValue
 from monarch.compiler.plan.report import peak
 
 Key = tuple[str, ...]
@@ -94,18 +94,20 @@ def differences(a: Plan, b: Plan) -> Differences:
     )
 
 
-def match(a: Plan, b: Plan) -> tuple[list[tuple[Value, Value]], list[Value], list[Value]]:
+def match(
+    a: Plan, b: Plan
+) -> tuple[list[tuple[ReportedValue, ReportedValue]], list[ReportedValue], list[ReportedValue]]:
     """The ops of two plans in pairs, and those that only one of them has."""
     rest_a, rest_b = ops_of(a), ops_of(b)
-    found: list[tuple[Value, Value]] = []
-    keys: list[Callable[[Plan, Value], Key]] = [
+    found: list[tuple[ReportedValue, ReportedValue]] = []
+    keys: list[Callable[[Plan, ReportedValue], Key]] = [
         lambda plan, value: (*_place(plan, value), _code(plan, value), types_text(value)),
         lambda plan, value: (*_place(plan, value), _code(plan, value)),
         lambda plan, value: (*_place(plan, value), types_text(value)),
         lambda plan, value: _place(plan, value),
     ]
     for key in keys:
-        waiting: dict[Key, list[Value]] = defaultdict(list)
+        waiting: dict[Key, list[ReportedValue]] = defaultdict(list)
         for value in reversed(rest_b):
             waiting[key(b, value)].append(value)
         left = []
@@ -120,24 +122,24 @@ def match(a: Plan, b: Plan) -> tuple[list[tuple[Value, Value]], list[Value], lis
     return found, rest_a, rest_b
 
 
-def _place(plan: Plan, value: Value) -> Key:
+def _place(plan: Plan, value: ReportedValue) -> Key:
     return value.module, value.phase, _op(plan, value), _over(value)
 
 
-def _op(plan: Plan, value: Value) -> str:
+def _op(plan: Plan, value: ReportedValue) -> str:
     text = kernel_of(plan, value)
     return f"kernel {kernel_name(text)}" if text else value.op
 
 
-def _code(plan: Plan, value: Value) -> str:
+def _code(plan: Plan, value: ReportedValue) -> str:
     return report_of(plan).lines[value.source].strip() if value.source >= 0 else ""
 
 
-def _over(value: Value) -> str:
+def _over(value: ReportedValue) -> str:
     return ",".join(value.mesh_dims)
 
 
-def _lie_alike(before: Value, after: Value) -> bool:
+def _lie_alike(before: ReportedValue, after: ReportedValue) -> bool:
     """Whether results are of the same types. Of what a kernel computes only those that it gives are known."""
     few, many = sorted((before, after), key=lambda value: len(value.types))
     if (before.kernel < 0) != (after.kernel < 0) and len(few.types) < len(many.types):
@@ -145,8 +147,8 @@ def _lie_alike(before: Value, after: Value) -> bool:
     return types_text(before) == types_text(after)
 
 
-def _layouts(plan: Plan, pairs: Iterable[tuple[Value, Value]]) -> tuple[Changed, ...]:
-    found: dict[tuple[str, str, str, str, str, str], list[tuple[Value, Value]]] = {}
+def _layouts(plan: Plan, pairs: Iterable[tuple[ReportedValue, ReportedValue]]) -> tuple[Changed, ...]:
+    found: dict[tuple[str, str, str, str, str, str], list[tuple[ReportedValue, ReportedValue]]] = {}
     for before, after in pairs:
         if not _lie_alike(before, after):
             types = types_text(before), types_text(after)
@@ -162,8 +164,8 @@ def _layouts(plan: Plan, pairs: Iterable[tuple[Value, Value]]) -> tuple[Changed,
     )
 
 
-def _moved(sign: str, plan: Plan, values: Iterable[Value]) -> list[Moved]:
-    found: dict[tuple[str, str, str, str], list[Value]] = {}
+def _moved(sign: str, plan: Plan, values: Iterable[ReportedValue]) -> list[Moved]:
+    found: dict[tuple[str, str, str, str], list[ReportedValue]] = {}
     for value in values:
         found.setdefault((_op(plan, value), _over(value), where(plan, value), value.module), []).append(value)
     made = [

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from monarch.compiler.cost.cluster import Cluster
 from monarch.compiler.inspect.values import local_bytes, report_of
-from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan import Plan, ReportedValue
 from monarch.compiler.plan.report import Collectives, peak
 
 
@@ -129,7 +129,7 @@ class _Worker:
             else:
                 self._compute(value)
 
-    def _compute(self, value: Value) -> None:
+    def _compute(self, value: ReportedValue) -> None:
         """Take this op, and those behind it up to one that others have a part in."""
         self.left += value.computing
         while value.op != "send" and self._at < len(self.values):
@@ -155,7 +155,7 @@ class _Worker:
         self._waited(",".join(self._within[0].mesh_dims), max(0.0, self._free - now))
         self._free, self._within = self.until, ()
 
-    def _start(self, number: int, value: Value, now: float) -> None:
+    def _start(self, number: int, value: ReportedValue, now: float) -> None:
         dims = ",".join(value.mesh_dims)
         self.communicating[dims] = self.communicating.get(dims, 0.0) + value.seconds
         self.sent[dims] = self.sent.get(dims, 0) + value.sent
@@ -166,7 +166,7 @@ class _Worker:
         if seconds:
             self.waiting[what] = self.waiting.get(what, 0.0) + seconds
 
-    def _transfer(self, value: Value, argument: int) -> int:
+    def _transfer(self, value: ReportedValue, argument: int) -> int:
         return int(self.plan.instructions[value.instruction].args[argument])
 
 
@@ -211,7 +211,7 @@ def _sending(plan: Plan, number: int, cluster: Cluster) -> float:
     return link.latency + local_bytes(transfer.received, target.plan.mesh) / link.bandwidth
 
 
-def _products(values: tuple[Value, ...]) -> set[str]:
+def _products(values: tuple[ReportedValue, ...]) -> set[str]:
     """The dtypes of the ops that compute most: half of all operations or more."""
     by_dtype: dict[str, float] = {}
     for value in values:

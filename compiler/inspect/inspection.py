@@ -10,7 +10,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.compiler.inspect.html import frame_html, size_text
 from monarch.compiler.inspect.labels import schedule_text
 from monarch.compiler.inspect.page import page
-from monarch.compiler.inspect.places import Place, explain_any
+from monarch.compiler.inspect.places import PlaceExplanation, explain_any
 from monarch.compiler.inspect.values import collectives_of, ops_of
 from monarch.compiler.inspect.why import Explanation
 from monarch.compiler.plan.plan import Plan
@@ -53,7 +53,7 @@ class Inspection:
         except OSError as error:
             raise MonarchError(f"cannot write {path}: {error.strerror}") from error
 
-    def explain(self, name: str) -> Explanation | Place:
+    def explain(self, name: str) -> Explanation | PlaceExplanation:
         """Why a value has its layout, or why a collective is there: the chain of causes. `name` is a value's or a
         state's; or a line, "train.py:58", or a module, "layers.0.mlp", for all of its collectives. Raises MonarchError,
         with near names, where there is none. In a program of several meshes the first that has it answers."""

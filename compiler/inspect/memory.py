@@ -14,7 +14,7 @@ from monarch.compiler.plan.report import PHASES, peak
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.plan import Plan
-    from monarch.compiler.plan.report import Value
+    from monarch.compiler.plan.report import ReportedValue
 
 KINDS = ("weights", "optimizer state", "gradients", "inputs", "constants", *PHASES)
 """What a buffer holds: inputs and states by what they are, values by the phase that makes them."""
@@ -32,7 +32,7 @@ def layer_of(module: str) -> str:
     return match[0] if match else module.partition(".")[0]
 
 
-def alive(plan: Plan) -> list[tuple[Value, int]]:
+def alive(plan: Plan) -> list[tuple[ReportedValue, int]]:
     """The buffers alive at the peak: the value that took each, and its bytes, in the order of the schedule.
 
     A buffer lives from the value that takes it to the last reader of that value and of its views; inputs and results
@@ -107,7 +107,7 @@ def _buffers(plan: Plan) -> list[_Buffer]:
     return made
 
 
-def _written_over(plan: Plan, value: Value) -> list[int]:
+def _written_over(plan: Plan, value: ReportedValue) -> list[int]:
     """For each result of a generated kernel the value in whose memory it lies, by number, or -1; [] for other ops."""
     if value.instruction < 0 or (instruction := plan.instructions[value.instruction]).op != "kernel":
         return []
@@ -115,7 +115,7 @@ def _written_over(plan: Plan, value: Value) -> list[int]:
     return [value.reads[at] if at >= 0 else -1 for at in over] if len(operands) == len(value.reads) else []
 
 
-def _end(plan: Plan, value: Value, committed: int, replaced: Collection[str], outputs: Collection[int]) -> int:
+def _end(plan: Plan, value: ReportedValue, committed: int, replaced: Collection[str], outputs: Collection[int]) -> int:
     """Until which value a worker keeps a buffer whoever reads it: inputs and results to the end, states that the step
     replaces to the commit."""
     if value.instruction >= 0:
@@ -125,7 +125,7 @@ def _end(plan: Plan, value: Value, committed: int, replaced: Collection[str], ou
     return committed if value.op == "state" and _label(value.call) in replaced else sys.maxsize
 
 
-def _kind(value: Value) -> str:
+def _kind(value: ReportedValue) -> str:
     if value.op == "state":
         return kind_of(_label(value.call))
     if value.instruction >= 0:

@@ -14,7 +14,7 @@ from monarch.compiler.inspect.estimate import Estimate, estimate
 from monarch.compiler.inspect.memory import alive_by_layer
 from monarch.compiler.inspect.values import computed, report_of, where
 from monarch.compiler.inspect.verdicts import Verdict, room_of, verdicts
-from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan import Plan, ReportedValue
 from monarch.compiler.plan.report import peak
 
 _LINES = 5
@@ -32,7 +32,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Memory:
+class WorkerMemory:
     """What a worker holds at most: `held` bytes, of which `kinds` says what they are, the largest first, reached at
     `value`, on the line `where`; `there` is what it may hold on `machine` (None where nobody has said)."""
 
@@ -57,7 +57,7 @@ class Overview:
     seconds: float
     time: dict[str, float]
     hidden: float
-    memory: Memory
+    memory: WorkerMemory
     lines: tuple[Line, ...]
     blocks: tuple[Block, ...]
     verdicts: tuple[Verdict, ...]
@@ -85,20 +85,20 @@ def overview(plan: Plan) -> Overview:
     )
 
 
-def _is_arithmetic(value: Value, machine: Machine) -> bool:
+def _is_arithmetic(value: ReportedValue, machine: Machine) -> bool:
     """Whether an op takes as long as its operations do, and not as long as its bytes."""
     dtype = next((type_.dtype_name for type_ in value.types if type_ is not None), "f32")
     return value.flops / machine.rate(dtype) > value.moved / machine.memory
 
 
-def _memory(plan: Plan, found: Estimate) -> Memory:
+def _memory(plan: Plan, found: Estimate) -> WorkerMemory:
     kinds: Counter[str] = Counter()
     for row in alive_by_layer(plan).values():
         kinds.update(row)
     _, at = peak(plan)
     value = report_of(plan).values[at] if at >= 0 else None
     room = room_of(plan)
-    return Memory(
+    return WorkerMemory(
         found.peak,
         {kind: held for kind, held in kinds.most_common() if held > 0},
         value.name if value else "",

@@ -15,14 +15,14 @@ from monarch.compiler.sizes import format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.plan import Plan
-    from monarch.compiler.plan.report import Collectives, Value
+    from monarch.compiler.plan.report import Collectives, ReportedValue
 
 _SHOWN = 12
 """So many collectives (or, where there are none, values) of a place the text shows, the dearest first."""
 
 
 @dataclass(frozen=True)
-class Place:
+class PlaceExplanation:
     """What `explain_any` found at a line or in a module.
 
     `name`         as asked for: `train.py:58`, `layers.0.mlp`
@@ -49,7 +49,7 @@ class Place:
         return "\n".join(_text(self))
 
 
-def _text(place: Place) -> list[str]:
+def _text(place: PlaceExplanation) -> list[str]:
     met = place.collectives
     many = len(met) + sum(each.count for each in place.within)
     lines = [f"{place.name}: {place.code}" if place.code else place.name]
@@ -82,7 +82,7 @@ def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
-def explain_any(plan: Plan, what: str) -> Explanation | Place:
+def explain_any(plan: Plan, what: str) -> Explanation | PlaceExplanation:
     """Why a value has its layout (`mm_3`, `layers.0.mlp.weight`; see `explain`), or what a line (`train.py:58`) or a
     module (`layers.0.mlp`, with those in it) became, and why its collectives are there.
 
@@ -104,7 +104,7 @@ def explain_any(plan: Plan, what: str) -> Explanation | Place:
     met = sorted((value for value in values if value.collectives), key=lambda value: (-value.seconds, -value.sent))
     source = source_of(plan, values[0])
     code = "" if source is None or not re.search(r":\d+$", wanted) else line_of(plan, _asked(source, wanted))
-    return Place(
+    return PlaceExplanation(
         name=wanted,
         code=code,
         ops=len(values) - len(again),
@@ -118,7 +118,7 @@ def explain_any(plan: Plan, what: str) -> Explanation | Place:
     )
 
 
-def _of_module(module: str) -> Callable[[Value], bool]:
+def _of_module(module: str) -> Callable[[ReportedValue], bool]:
     return lambda value: value.module == module or value.module.startswith(f"{module}.")
 
 
@@ -127,7 +127,7 @@ def _asked(source: Source, text: str) -> Source:
     return source if text.endswith(f":{source.line}") and source.file.endswith(text.rpartition(":")[0]) else source.own
 
 
-def _of_line(plan: Plan, text: str) -> Callable[[Value], bool] | None:
+def _of_line(plan: Plan, text: str) -> Callable[[ReportedValue], bool] | None:
     """Whether a value is of the line that a text like `train.py:58` names, or of one of a library that it called; None
     for another text."""
     match = re.fullmatch(r"(.+):(\d{1,9})", text)
@@ -135,7 +135,7 @@ def _of_line(plan: Plan, text: str) -> Callable[[Value], bool] | None:
         return None
     file, line = match[1], int(match[2])
 
-    def belongs(value: Value) -> bool:
+    def belongs(value: ReportedValue) -> bool:
         source = source_of(plan, value)
         places = () if source is None else (source, source.own)
         return any(at.line == line and (at.file == file or at.file.endswith(f"/{file}")) for at in places)

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Protocol
 
 from monarch.compiler.errors import DeviceMeshError, MonarchError
-from monarch.compiler.execution.events import Place, running, subscribe
+from monarch.compiler.execution.events import WorkersStatus, running, subscribe
 from monarch.compiler.execution.executor import Executor, Undo
 from monarch.compiler.execution.reports import want_no_reports, want_reports
 from monarch.compiler.inspect.trace import save_trace
@@ -63,7 +63,7 @@ class Profile:
         # Also with a mesh of its own, for what is compiled while anything is watched says what it knows of its values.
         try:
             want_reports(self)
-            self._unsubscribe = subscribe(self._heard, Place)
+            self._unsubscribe = subscribe(self._heard, WorkersStatus)
             for executor in running():
                 self._start(executor)
         except BaseException:
@@ -72,7 +72,7 @@ class Profile:
             raise
         return self
 
-    def _heard(self, place: Place) -> None:
+    def _heard(self, place: WorkersStatus) -> None:
         if place.is_running:
             self._start(place.executor)
 

@@ -12,7 +12,7 @@ from monarch.compiler.states import StateKey
 if TYPE_CHECKING:
     from monarch.compiler.layout import MeshSpec
     from monarch.compiler.plan.plan import Plan
-    from monarch.compiler.plan.report import Collectives, Report, Value
+    from monarch.compiler.plan.report import Collectives, Report, ReportedValue
     from monarch.compiler.tensor_type import TensorType
 
 
@@ -26,7 +26,7 @@ def report_of(plan: Plan) -> Report:
     return plan.report
 
 
-def computed(plan: Plan) -> list[Value]:
+def computed(plan: Plan) -> list[ReportedValue]:
     """The values that are computed: no inputs, no parts of another op's results, and no kernels, whose ops stand for
     them."""
     return [
@@ -34,14 +34,14 @@ def computed(plan: Plan) -> list[Value]:
     ]
 
 
-def ops_of(plan: Plan) -> list[Value]:
+def ops_of(plan: Plan) -> list[ReportedValue]:
     """One value for each op that is computed: of one with several results, taken out of a kernel, the first."""
     values = computed(plan)
     again = further_results(plan, values)
     return [value for number, value in enumerate(values) if number not in again]
 
 
-def further_results(plan: Plan, values: Sequence[Value]) -> set[int]:
+def further_results(plan: Plan, values: Sequence[ReportedValue]) -> set[int]:
     """Which of these are a second or later result of an op in a kernel, which gives each as a value of its own."""
     several = plan.costs.get("several")
     if type(several) is not list:  # `costs` is free JSON
@@ -63,13 +63,13 @@ def collectives_of(plan: Plan) -> list[Collectives]:
     return [each for value in report_of(plan).values for each in value.collectives]
 
 
-def where(plan: Plan, value: Value) -> str:
+def where(plan: Plan, value: ReportedValue) -> str:
     """`train.py:12`, or "" where the value has no line."""
     source = source_of(plan, value)
     return f"{source.file.rsplit('/', 1)[-1]}:{source.line}" if source is not None else ""
 
 
-def source_of(plan: Plan, value: Value) -> Source | None:
+def source_of(plan: Plan, value: ReportedValue) -> Source | None:
     return plan.sources[value.source] if 0 <= value.source < len(plan.sources) else None
 
 
@@ -79,11 +79,11 @@ def line_of(plan: Plan, source: Source) -> str:
     return lines[plan.sources.index(source)].strip() if source in plan.sources else ""
 
 
-def types_text(value: Value) -> str:
+def types_text(value: ReportedValue) -> str:
     return ", ".join("none" if type_ is None else str(type_) for type_ in value.types)
 
 
-def kernel_of(plan: Plan, value: Value) -> str:
+def kernel_of(plan: Plan, value: ReportedValue) -> str:
     """The text of a generated kernel, "" where a value is none."""
     if value.op != "kernel" or plan.instructions[value.instruction].op != "kernel":
         return ""
@@ -95,7 +95,7 @@ def kernel_name(text: str) -> str:
     return text.partition("(")[0].removeprefix("kernel ").strip()
 
 
-def call_of(plan: Plan, value: Value) -> str:
+def call_of(plan: Plan, value: ReportedValue) -> str:
     """A value's call for people: a kernel by its name, without its text."""
     text = kernel_of(plan, value)
     if not text:

@@ -15,7 +15,7 @@ from monarch.compiler.inspect.estimate import Estimate
 from monarch.compiler.inspect.memory import alive
 from monarch.compiler.inspect.values import computed, kind_of, report_of, where
 from monarch.compiler.plan import Plan, TensorType
-from monarch.compiler.plan.report import Value
+from monarch.compiler.plan.report import ReportedValue
 from monarch.compiler.sizes import format_bytes, format_seconds
 
 _SMALL = 0.05
@@ -132,7 +132,7 @@ def _whole_states(plan: Plan, found: Estimate) -> Iterator[Verdict]:
 class _Work:
     seconds: float = 0.0
     calls: int = 0
-    value: Value | None = None
+    value: ReportedValue | None = None
 
 
 def _repeated(plan: Plan, found: Estimate) -> Iterator[Verdict]:
@@ -180,7 +180,7 @@ def _repeated(plan: Plan, found: Estimate) -> Iterator[Verdict]:
         )
 
 
-def _alike_over(plan: Plan, value: Value) -> tuple[str, ...]:
+def _alike_over(plan: Plan, value: ReportedValue) -> tuple[str, ...]:
     """The mesh dims along which all workers compute the same for a value."""
     types = [type_ for type_ in value.types if type_ is not None]
     return tuple(
@@ -205,7 +205,7 @@ def _times(plan: Plan, dims: tuple[str, ...]) -> tuple[int, str]:
     return times, f"every worker along {' and '.join(dims)}"
 
 
-def _what(value: Value) -> str:
+def _what(value: ReportedValue) -> str:
     """`the products of head`, `the update`, `native_layer_norm`."""
     if value.phase == "update":
         return "the optimizer's update"
@@ -219,7 +219,7 @@ def _what(value: Value) -> str:
 def _gathered(plan: Plan) -> Iterator[Verdict]:
     """Activations that are gathered more than once. A sharded weight is gathered again so as not to keep it."""
     values = report_of(plan).values
-    met: dict[tuple[int, tuple[str, ...]], list[Value]] = {}
+    met: dict[tuple[int, tuple[str, ...]], list[ReportedValue]] = {}
     for value in values:
         if value.op != "all_gather":
             continue
@@ -240,7 +240,7 @@ def _gathered(plan: Plan) -> Iterator[Verdict]:
         )
 
 
-def _made(values: tuple[Value, ...], number: int) -> int:
+def _made(values: tuple[ReportedValue, ...], number: int) -> int:
     """The value of which one is a view."""
     while (value := values[number]).instruction >= 0 and not value.allocates and len(value.reads) == 1:
         if value.mesh_dims or value.kernel >= 0:

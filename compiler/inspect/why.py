@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.inspect.values import call_of, kernel_of
-from monarch.compiler.plan.report import LAYOUT_LINE, Decision, Report, Value
+from monarch.compiler.plan.report import LAYOUT_LINE, Decision, Report, ReportedValue
 
 if TYPE_CHECKING:
     from monarch.compiler.plan.plan import Plan
@@ -219,7 +219,7 @@ class _Explainer:
     def decision(self, number: int, mesh_dim: str) -> Decision | None:
         return next((each for each in self.values[number].decisions if each.mesh_dim == mesh_dim), None)
 
-    def source(self, value: Value) -> tuple[Source | None, str]:
+    def source(self, value: ReportedValue) -> tuple[Source | None, str]:
         if value.source < 0:
             return None, ""
         return self.plan.sources[value.source], self.report.lines[value.source].strip()
@@ -235,7 +235,7 @@ class _Explainer:
                 return at, index
         return number, None if value.mesh_dims else 0
 
-    def producer(self, value: Value) -> int:
+    def producer(self, value: ReportedValue) -> int:
         """What makes the values of which `value` is one: a collective also where its result is waited for."""
         made = self.values[value.reads[0]]
         return made.reads[0] if made.op == "wait" and made.reads else value.reads[0]
@@ -295,7 +295,7 @@ class _Explainer:
         return sorted(found)
 
 
-def is_added(value: Value) -> bool:
+def is_added(value: ReportedValue) -> bool:
     """Whether the compiler added a value: it is neither an input nor in the traced graph."""
     return value.instruction >= 0 and not value.traced
 
@@ -303,12 +303,12 @@ def is_added(value: Value) -> bool:
 _ELEMENT = re.compile(r"getitem\(%\w+, (\d{1,9})\)", re.ASCII)
 
 
-def _element(value: Value) -> int | None:
+def _element(value: ReportedValue) -> int | None:
     match = _ELEMENT.fullmatch(value.call) if value.op == "getitem" else None
     return int(match[1]) if match else None
 
 
-def label_of(value: Value) -> str:
+def label_of(value: ReportedValue) -> str:
     """A placeholder's label: `fc.weight` of `state "fc.weight"`."""
     text = value.call.removeprefix(value.op).strip()
     if not text.startswith('"'):
@@ -319,7 +319,7 @@ def label_of(value: Value) -> str:
         return text
 
 
-def _type(value: Value) -> str:
+def _type(value: ReportedValue) -> str:
     types = ["none" if each is None else str(each) for each in value.types]
     return types[0] if len(types) == 1 and not value.mesh_dims else f"({', '.join(types)})"
 

@@ -24,7 +24,7 @@ from monarch.compiler.alike import Memo
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import SIZED, Graph, Provenance, args_of, is_of_named_size, provenance
-from monarch.compiler.kernels.lower import Group, LoweringContext, Space, Unfusable, lower_group, space_of
+from monarch.compiler.kernels.lower import FusionGroup, LoweringContext, Space, Unfusable, lower_group, space_of
 from monarch.compiler.kernels.lower.values import is_lowered, is_transparent, key_of
 from monarch.compiler.kernels.recompute import AGAIN, compute_again
 from monarch.compiler.kernels.tensors import tensors_of
@@ -51,7 +51,7 @@ class _Unit:
     nodes: list[fx.Node]
     region: int
     spaces: list[Space] = field(default_factory=list)
-    lowered: Group | None = None
+    lowered: FusionGroup | None = None
     cost: int = 0
     """The bytes that it moves, and OVERHEAD."""
     before: int = 0
@@ -106,7 +106,7 @@ def has_sized(graph: Graph) -> bool:
 class _Found:
     """A kernel to be."""
 
-    group: Group
+    group: FusionGroup
     nodes: list[fx.Node]
     spares: int
     """About how many bytes fewer are moved a step."""
@@ -229,13 +229,13 @@ class _Fusion:
         taken = _taken(call)
         return bool(taken) and all(user.target is operator.getitem and self.is_lowered(user) for user in taken)
 
-    def lower(self, nodes: Sequence[fx.Node], spaces: Sequence[Space], outputs: Sequence[fx.Node]) -> Group:
+    def lower(self, nodes: Sequence[fx.Node], spaces: Sequence[Space], outputs: Sequence[fx.Node]) -> FusionGroup:
         group = lower_group(nodes, outputs, spaces, self.context)
         if any(self.behind_views(node) in nodes for node in group.inputs):
             raise Unfusable("a view of one of its own values cannot be looked through")
         return group
 
-    def cost_of(self, group: Group) -> int:
+    def cost_of(self, group: FusionGroup) -> int:
         return group.traffic(self.tensors) + OVERHEAD
 
     # -- merging -----------------------------------------------------------------------------------------------------
@@ -291,7 +291,7 @@ class _Fusion:
         self.join(one, two)
         one.nodes, one.spaces, one.lowered, one.cost = nodes, spaces, lowered, cost
 
-    def needs_more(self, group: Group) -> bool:
+    def needs_more(self, group: FusionGroup) -> bool:
         """Whether a group could write over a value that it reads if it did not look elements of it up besides: the loss
         of logits and their gradient, as one, would need memory for both."""
         body, outputs = group.nest.body, group.outputs

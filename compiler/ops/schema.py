@@ -34,7 +34,7 @@ _MAY_COPY = frozenset("reshape reshape_as contiguous to type_as flatten ravel".s
 
 
 @dataclass(frozen=True)
-class Memory:
+class MemoryEffects:
     """What an op does to memory.
 
     `writes`   names of the arguments that it writes
@@ -58,7 +58,7 @@ class Memory:
 
 
 @cache
-def memory_of(op: torch._ops.OpOverload) -> Memory:
+def memory_of(op: torch._ops.OpOverload) -> MemoryEffects:
     """What an op's schema says of memory."""
     schema = op._schema
     of_torch = op.namespace in ("aten", "prims")
@@ -72,7 +72,7 @@ def memory_of(op: torch._ops.OpOverload) -> Memory:
     if op.overloadpacket in (aten.reshape, aten._unsafe_view):
         shares = frozenset([0])  # their schemas leave it out
     first = schema.arguments[0].alias_info if schema.arguments else None
-    return Memory(
+    return MemoryEffects(
         writes=tuple(written),
         results=results,
         shares=shares if of_torch or shares else None,

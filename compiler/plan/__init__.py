@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from monarch.compiler.layout import REDUCTIONS, Layout, MeshSpec
     from monarch.compiler.ops import OPS
     from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
-    from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec
-    from monarch.compiler.plan.report import Alternative, Decision, Report, Value
+    from monarch.compiler.plan.plan import ArenaRange, Instruction, Part, Plan, Slot, ValueSpec
+    from monarch.compiler.plan.report import Alternative, Decision, Report, ReportedValue
     from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
     from monarch.compiler.plan.transfers import Route, Transfer, routes
     from monarch.compiler.sizes import format_bytes
@@ -57,7 +57,7 @@ __all__ = [
     "MeshSpec",
     "MonarchError",
     "Part",
-    "Region",
+    "ArenaRange",
     "Route",
     "Plan",
     "PlanError",
@@ -71,7 +71,7 @@ __all__ = [
     "Trace",
     "TracedPlan",
     "Transfer",
-    "Value",
+    "ReportedValue",
     "ValueSpec",
     "check_backend",
     "check_target",
@@ -85,8 +85,8 @@ _MODULES = {
     "MonarchError PlanError ReplicaError Source check_kind",
     "monarch.compiler.ops": "OPS",
     "monarch.compiler.plan.options": "BACKENDS TARGETS CompileOptions check_backend check_target",
-    "monarch.compiler.plan.plan": "Instruction Part Plan Region Slot ValueSpec",
-    "monarch.compiler.plan.report": "Alternative Decision Report Value",
+    "monarch.compiler.plan.plan": "Instruction Part Plan ArenaRange Slot ValueSpec",
+    "monarch.compiler.plan.report": "Alternative Decision Report ReportedValue",
     "monarch.compiler.plan.trace": "Command Handled Span Step Trace TracedPlan",
     "monarch.compiler.plan.transfers": "Route Transfer routes",
     "monarch.compiler.sizes": "format_bytes",

@@ -46,7 +46,7 @@ class RefusedOp(Exception):
     """A plan may not call an op, and why."""
 
 
-class UnknownOp(Exception):
+class UnregisteredOp(Exception):
     """An op of the user's own, which may be called once it is registered."""
 
     def __init__(self, namespace: str) -> None:
@@ -56,7 +56,7 @@ class UnknownOp(Exception):
 
 @lru_cache(maxsize=4096)
 def allow(op: str) -> None:
-    """Raise RefusedOp unless a plan may call `op`, such as "aten.mm.default", or UnknownOp if it could."""
+    """Raise RefusedOp unless a plan may call `op`, such as "aten.mm.default", or UnregisteredOp if it could."""
     if op == "getitem" or op in PARAMETERS:
         return
     if not _OP.fullmatch(op):
@@ -74,4 +74,4 @@ def allow(op: str) -> None:
     except RuntimeError:
         if namespace in ("aten", "prims"):
             raise RefusedOp(f"unknown op in torch {torch.__version__}") from None
-        raise UnknownOp(namespace) from None
+        raise UnregisteredOp(namespace) from None

@@ -17,7 +17,7 @@ from monarch.compiler.names import find_op
 from monarch.compiler.ops import OPS
 from monarch.compiler.ops.record import of_packet, record
 from monarch.compiler.ops.schema import memory_of
-from monarch.compiler.plan.plan import Instruction, Plan, Region, Slot
+from monarch.compiler.plan.plan import ArenaRange, Instruction, Plan, Slot
 
 ALIGN = 64
 """Every region starts at a multiple of so many bytes, as torch's own buffers do."""
@@ -44,7 +44,7 @@ PRODUCTS = frozenset(f"aten.{name}.default" for name in ("mm", "bmm", "matmul", 
 """Those of them whose result is contiguous whatever their operands are."""
 
 
-def region_bytes(region: Region) -> int:
+def region_bytes(region: ArenaRange) -> int:
     return math.prod(region.shape) * region.dtype.itemsize
 
 
@@ -124,7 +124,7 @@ class _Lying:
     elements: list[list[_Part]] | None = None
 
 
-def _part(number: int, region: Region | None) -> _Part:
+def _part(number: int, region: ArenaRange | None) -> _Part:
     return (number, 0, 0) if region is None else (number, region.offset, region.offset + region_bytes(region))
 
 

@@ -10,7 +10,7 @@ from monarch.compiler.attention import IN_PARTS
 from monarch.compiler.errors import MonarchError, PlanError
 from monarch.compiler.loops.ir import KernelError, may_overwrite
 from monarch.compiler.loops.text import parse_kernel
-from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnknownOp, allow
+from monarch.compiler.plan.allowed import PARAMETERS, RefusedOp, UnregisteredOp, allow
 from monarch.compiler.plan.arena import overlapping, slots_in, wrong_region
 from monarch.compiler.plan.binaries import check_binaries
 from monarch.compiler.plan.check_parts import MOVING, wrong_parts
@@ -50,7 +50,7 @@ def check_part(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
             _check_instruction(instruction, plan, held)
         except _Wrong as wrong:
             fail(f"instruction {position}, {instruction.op[:100]!a}: {wrong}")
-        except UnknownOp as unknown:
+        except UnregisteredOp as unknown:
             raise PlanError(
                 f"plan {plan.name!a} calls {instruction.op!a}, which is not known here",
                 hint=f"Import what registers the ops of {unknown.namespace!a} first (for a command: --import MODULE).",

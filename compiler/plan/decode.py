@@ -33,7 +33,7 @@ from monarch.compiler.plan.options import (
     CompileOptions,
     check_backend,
 )
-from monarch.compiler.plan.plan import Instruction, Part, Plan, Region, Slot, ValueSpec
+from monarch.compiler.plan.plan import ArenaRange, Instruction, Part, Plan, Slot, ValueSpec
 from monarch.compiler.plan.report import Report
 from monarch.compiler.plan.transfers import Transfer
 from monarch.compiler.tensor_type import SEEN_DTYPES, TensorType
@@ -203,14 +203,14 @@ class Decoder(Checks):
             tuple([self.region(entry) for entry in self.items(regions, f"the regions of {short(op)}")]),
         )
 
-    def region(self, value: Any) -> Region | None:
+    def region(self, value: Any) -> ArenaRange | None:
         if value is None:
             return None
         offset, dtype, shape = self.items(value, "a region", 3)
         if not isinstance(dtype, str) or dtype not in self.dtypes:
             self.fail(f"the dtype of a region is {short(dtype)}")
         sizes = tuple([self.integer(size, "a size of a region") for size in self.items(shape, "the shape of a region")])
-        return Region(self.integer(offset, "the start of a region"), self.dtypes[dtype], sizes)
+        return ArenaRange(self.integer(offset, "the start of a region"), self.dtypes[dtype], sizes)
 
     def argument(self, value: Any, depth: int = 0) -> Any:
         kind = type(value)

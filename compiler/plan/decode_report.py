@@ -6,7 +6,7 @@ from typing import Any, NoReturn, Protocol
 
 from monarch.compiler.layout import MeshSpec
 from monarch.compiler.plan.checks import short
-from monarch.compiler.plan.report import PHASES, Alternative, Collectives, Decision, Report, Value
+from monarch.compiler.plan.report import PHASES, Alternative, Collectives, Decision, Report, ReportedValue
 
 _KEYS = ("strings", "types", "alternatives", "decisions", "values", "lines")
 _VALUE_FIELDS, _DECISION_FIELDS, _COLLECTIVES_FIELDS = 22, 7, 6
@@ -84,7 +84,7 @@ class _ReportDecoder:
             exact,
         )
 
-    def value(self, number: int, row: Any) -> Value:
+    def value(self, number: int, row: Any) -> ReportedValue:
         decoder = self.decoder
         (
             name, op, call, reads, types, instruction, source, module, phase, traced, why, decisions, mesh_dims, sent,
@@ -109,7 +109,7 @@ class _ReportDecoder:
         made = [self.decisions[each] for each in kinds]
         if len({each.mesh_dim for each in made}) < len(made):
             decoder.fail("a value of the report has two decisions for one mesh dim")
-        return Value(
+        return ReportedValue(
             name=self.string(name),
             op=self.string(op),
             call=self.string(call),

@@ -44,7 +44,7 @@ class ValueSpec:
     part: int = 0
 
 
-class Region(NamedTuple):
+class ArenaRange(NamedTuple):
     """Where a result lies in the worker's arena: a contiguous tensor that starts at byte `offset`."""
 
     offset: int
@@ -69,7 +69,7 @@ class Instruction:
     out: int
     free: tuple[int, ...] = ()
     source: int = -1
-    regions: tuple[Region | None, ...] = ()
+    regions: tuple[ArenaRange | None, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """What the compiler knows of a plan beyond what a worker runs: the inspector's source.
 
-A report has one Value for every input and every op of the partitioned graph, in the order in which a worker meets them,
-so that a value's number is its place in the schedule. Bytes and seconds are those of one worker (all workers run the
-same program on blocks of the same size).
+A report has one ReportedValue for every input and every op of the partitioned graph, in the order in which a worker
+meets them, so that a value's number is its place in the schedule. Bytes and seconds are those of one worker (all
+workers run the same program on blocks of the same size).
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Collectives:
 
 
 @dataclass(frozen=True)
-class Value:
+class ReportedValue:
     """An input or an op.
 
     `name`         as the graph's text has it, without the percent sign
@@ -156,7 +156,7 @@ class Report:
     """`values` in the order of the schedule; `lines` the text of the user's lines, as `Plan.sources` numbers them (""
     for one that could not be read when the plan was made)."""
 
-    values: tuple[Value, ...]
+    values: tuple[ReportedValue, ...]
     lines: tuple[str, ...]
 
 
@@ -182,7 +182,7 @@ def peak(plan: Plan) -> tuple[int, int]:
     return most, at
 
 
-def _values(plan: Plan) -> Sequence[Value]:
+def _values(plan: Plan) -> Sequence[ReportedValue]:
     if plan.report is None:
         raise MonarchError(
             f"plan '{plan.name}' has no report", hint="compile it with program.compile() or monarchc compile."

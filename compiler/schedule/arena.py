@@ -18,7 +18,7 @@ from monarch.compiler.cost.work import local_bytes
 from monarch.compiler.graph import args_of, tensor_type
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.arena import ALIGN, PRODUCTS, is_row_major, out_form
-from monarch.compiler.plan.plan import Instruction, Region
+from monarch.compiler.plan.plan import ArenaRange, Instruction
 from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.symbols import example
 from monarch.compiler.types import TensorType
@@ -27,7 +27,7 @@ LEAST_BYTES = 4096
 
 
 @dataclass(frozen=True)
-class Span:
+class Lifetime:
     """Bytes that are needed from the instruction `first` up to and with `last`."""
 
     size: int
@@ -35,7 +35,7 @@ class Span:
     last: int
 
 
-def pack(spans: Sequence[Span]) -> tuple[int, list[int]]:
+def pack(spans: Sequence[Lifetime]) -> tuple[int, list[int]]:
     """An offset for each span such that no two that are needed at once overlap, and the bytes that this takes.
 
     Greedy by size: the largest first, each into the smallest gap that holds it between those that live with it
@@ -64,7 +64,7 @@ def pack(spans: Sequence[Span]) -> tuple[int, list[int]]:
     return total, offsets
 
 
-def lower_bound(spans: Sequence[Span]) -> int:
+def lower_bound(spans: Sequence[Lifetime]) -> int:
     """The most bytes that are needed at once: no packing takes less."""
     changes: dict[int, int] = {}
     for span in spans:
@@ -86,7 +86,7 @@ class Placing:
     """Values that are known to be contiguous."""
     foreign: set[fx.Node] = field(default_factory=set)
     """Roots of what users' own ops read, which might give it back."""
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Lifetime] = field(default_factory=list)
 
     def run(self) -> tuple[int, list[Instruction]]:
         """The bytes of the arena, and the instructions with their regions."""
@@ -106,7 +106,7 @@ class Placing:
         placed = list(instructions)
         for number, types in found:
             regions = [
-                None if type_ is None else Region(next(starts), type_.dtype, self.schedule.graph.local_shape(type_))
+                None if type_ is None else ArenaRange(next(starts), type_.dtype, self.schedule.graph.local_shape(type_))
                 for type_ in types
             ]
             placed[number] = replace(placed[number], regions=tuple(regions))
@@ -154,7 +154,7 @@ class Placing:
             ):
                 return None
             last = max(last, *(self.schedule.last[each] for each in sharing))
-        self.spans.append(Span(-(-size // ALIGN) * ALIGN, at, last))
+        self.spans.append(Lifetime(-(-size // ALIGN) * ALIGN, at, last))
         return type_
 
     def is_dense(self, call: fx.Node, op: str) -> bool:

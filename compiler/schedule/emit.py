@@ -11,7 +11,7 @@ from monarch.compiler.plan.arena import ALIGN
 from monarch.compiler.plan.file import hash_of
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.schedule.arena import Placing, Span, lower_bound
+from monarch.compiler.schedule.arena import Lifetime, Placing, lower_bound
 from monarch.compiler.schedule.schedule import Schedule
 from monarch.compiler.schedule.template import Template
 from monarch.compiler.symbols import Scope, example
@@ -36,7 +36,7 @@ def template_of(schedule: Schedule, options: CompileOptions, scope: Scope) -> Te
     return Template(plan, tuple(spans), scope, functions=functions)
 
 
-def written(schedule: Schedule, options: CompileOptions, functions: dict[str, Plan]) -> tuple[Plan, list[Span]]:
+def written(schedule: Schedule, options: CompileOptions, functions: dict[str, Plan]) -> tuple[Plan, list[Lifetime]]:
     """A plan without its hash, and what lies in the arena, in the order of the instructions' regions."""
     graph = schedule.graph
     costs = graph_costs(graph, cluster_of(options.target).shared(graph.mesh.workers))

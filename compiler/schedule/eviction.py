@@ -38,7 +38,7 @@ _MOST_AGAIN = 2.0
 
 
 @dataclass(eq=False)
-class Again:
+class Recompute:
     """A call that is made again before position `before`. `operands` are the instances that stand for the first call's;
     `elements` says which results a narrowed collective has left, `why` what it is good for."""
 
@@ -49,7 +49,7 @@ class Again:
     elements: list[int] = field(default_factory=list)
 
 
-Instance = fx.Node | Again
+Instance = fx.Node | Recompute
 """Where a value can be read: its own call, or a later one."""
 
 
@@ -61,12 +61,12 @@ class Eviction:
         self.limit = limit
         self.collectives = collectives
         self.complete = True
-        self.again: list[Again] = []
+        self.again: list[Recompute] = []
         self.saved: list[tuple[str, int, str, str]] = []
         """What was given up: the value, its bytes, and the values between which these are free."""
         self.peak = self._held = buffers.start
         self.seconds = 0.0
-        self._rewired: list[tuple[int, fx.Node, Again]] = []
+        self._rewired: list[tuple[int, fx.Node, Recompute]] = []
         self._here: dict[Buffer, dict[fx.Node, Instance]] = {}
         """The buffers that are held, and where each of their values can be read."""
         self._gone: dict[Buffer, int] = {}
@@ -112,7 +112,7 @@ class Eviction:
             return
         for operand in call.all_input_nodes:
             instance = self._bring(operand, at)
-            if isinstance(instance, Again):
+            if isinstance(instance, Recompute):
                 self._rewired.append((at, operand, instance))
         made_here = (each for each in known.made(call) if each is not None)
         touched = list(dict.fromkeys((*self._buffers(call.all_input_nodes), *made_here)))  # in the order of the graph
@@ -167,7 +167,7 @@ class Eviction:
     ) -> None:
         """Make a call again, for some of its results."""
         known = self.buffers
-        again = Again(call, at, operands, self._reason(values, known.calls[at].name))
+        again = Recompute(call, at, operands, self._reason(values, known.calls[at].name))
         self.again.append(again)
         self.seconds += known.seconds[known.position[call]]
         if call in known.viewed:
@@ -188,7 +188,7 @@ class Eviction:
         kept = set()
         for value in values:
             buffer = known.of[value]
-            instance = again if value is call else Again(value, at, {call: again}, again.why)
+            instance = again if value is call else Recompute(value, at, {call: again}, again.why)
             if value is not call:
                 self.again.append(instance)
             if buffer is not None:
@@ -335,7 +335,7 @@ class Eviction:
         copy = graph.copy()
         of = dict(zip(graph.fx.nodes, copy.fx.nodes, strict=True))
         backward = [at for at, call in enumerate(self.buffers.calls) if provenance(call).backward]
-        made: dict[Again, fx.Node] = {}
+        made: dict[Recompute, fx.Node] = {}
 
         for again in self.again:
             call = again.call
@@ -365,17 +365,17 @@ _ITS_OWN = ("key", "stands_for", "reason", "named", "why")
 """What of a call's meta is not that of the same call made again."""
 
 
-def _at(instance: Instance, of: dict[fx.Node, fx.Node], made: dict[Again, fx.Node]) -> fx.Node:
-    return made[instance] if isinstance(instance, Again) else of[instance]
+def _at(instance: Instance, of: dict[fx.Node, fx.Node], made: dict[Recompute, fx.Node]) -> fx.Node:
+    return made[instance] if isinstance(instance, Recompute) else of[instance]
 
 
-def _narrowed(again: Again) -> tuple[Any, Any]:
+def _narrowed(again: Recompute) -> tuple[Any, Any]:
     """A call's arguments, for those results alone that are wanted."""
     call = again.call
     if call.target is operator.getitem:
         (producer,) = again.operands.values()
         index = args_of(call)[1]
-        if isinstance(producer, Again) and producer.elements:
+        if isinstance(producer, Recompute) and producer.elements:
             index = producer.elements.index(index)
         return (args_of(call)[0], index), {}
     if not again.elements:

@@ -24,7 +24,7 @@ from monarch.compiler.plan.decode import MAX_DEPTH
 from monarch.compiler.plan.encode import TorchDecoder, encode_head, encode_instruction
 from monarch.compiler.plan.file import all_constants, plan_of_json
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.schedule.arena import Span, pack
+from monarch.compiler.schedule.arena import Lifetime, pack
 from monarch.compiler.schedule.template import Template
 from monarch.compiler.symbols import FUNCTIONS, LEAST, Function, Poly, is_named, poly_of
 
@@ -95,7 +95,7 @@ def _lay_out(decoder: TorchDecoder, head: Any, program: Any, written: Any, depth
     head = decoder.mapping(head, "the plan")
     entries, within = decoder.items(written, "what lies in its arena", 2)
     spans = [
-        Span(
+        Lifetime(
             *(
                 decoder.integer(number, "bytes or an instruction of its arena")
                 for number in decoder.items(each, "it", 3)

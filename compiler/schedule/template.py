@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from monarch.compiler.plan.file import hash_of
-from monarch.compiler.plan.plan import Instruction, Plan, Region, ValueSpec
-from monarch.compiler.schedule.arena import Span, pack
+from monarch.compiler.plan.plan import ArenaRange, Instruction, Plan, ValueSpec
+from monarch.compiler.schedule.arena import Lifetime, pack
 from monarch.compiler.symbols import Scope, value_at
 
 
@@ -24,7 +24,7 @@ class Template:
     """
 
     plan: Plan
-    spans: tuple[Span, ...]
+    spans: tuple[Lifetime, ...]
     scope: Scope
     lowered: Callable[[Mapping[str, int]], Plan] | None = None
     functions: Mapping[str, Template] = field(default_factory=dict)
@@ -53,7 +53,8 @@ class Template:
 
 def _at(instruction: Instruction, values: Mapping[str, int], starts: Iterator[int]) -> Instruction:
     regions = tuple(
-        region and Region(next(starts), region.dtype, value_at(region.shape, values)) for region in instruction.regions
+        region and ArenaRange(next(starts), region.dtype, value_at(region.shape, values))
+        for region in instruction.regions
     )
     return replace(
         instruction,

@@ -21,8 +21,8 @@ from monarch.language.check.kinds import (
     UNKNOWN,
     VALUE_SHAPES,
     VIEWS,
+    AbstractValue,
     Kind,
-    Value,
     container,
     entry_of,
     iterated,
@@ -35,9 +35,9 @@ _GROWS = {"append", "extend", "insert", "add", "appendleft", "extendleft"}
 _CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "popleft"}
 
 
-def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> Value:
+def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> AbstractValue:
     """What a call gives; what it is given is gone through."""
-    holder: Value | None = None
+    holder: AbstractValue | None = None
     if isinstance(node.func, ast.Attribute):
         holder = interpreter.expression(node.func.value, frame)
         callee = interpreter.attribute(holder, node.func, frame) if _is_looked_up(holder, node.func.attr) else UNKNOWN
@@ -52,7 +52,7 @@ def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> Value:
         read(interpreter, node, frame)
         return PYTHON
     if callee.kind is Kind.CLASS:
-        return Value(Kind.INSTANCE, cls=callee.cls)
+        return AbstractValue(Kind.INSTANCE, cls=callee.cls)
     if callee.kind is Kind.INSTANCE and callee.cls is not None:
         return _instance(interpreter, callee, arguments, frame)
     if callee.kind is Kind.MODULE:
@@ -62,14 +62,14 @@ def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> Value:
     return DERIVED if arguments.has_tensor else UNKNOWN
 
 
-def _is_looked_up(holder: Value, name: str) -> bool:
+def _is_looked_up(holder: AbstractValue, name: str) -> bool:
     """Whether a called attribute is a value of its own, not a method of the kind of value."""
     return holder.kind in (Kind.IMPORTED, Kind.INSTANCE)
 
 
 def _arguments(interpreter: Follower, node: ast.Call, frame: Frame) -> Arguments:
-    positional: list[Value] = []
-    keywords: dict[str, Value] = {}
+    positional: list[AbstractValue] = []
+    keywords: dict[str, AbstractValue] = {}
     starred = False
     for part in node.args:
         value = interpreter.expression(part, frame)
@@ -85,7 +85,7 @@ def _arguments(interpreter: Follower, node: ast.Call, frame: Frame) -> Arguments
     return Arguments(tuple(positional), keywords, starred)
 
 
-def _follow(interpreter: Follower, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+def _follow(interpreter: Follower, callee: AbstractValue, arguments: Arguments, frame: Frame) -> AbstractValue:
     function = callee.function
     assert function is not None
     if callee.kind is Kind.PROGRAM and not frame.inside:
@@ -95,7 +95,7 @@ def _follow(interpreter: Follower, callee: Value, arguments: Arguments, frame: F
     return interpreter.call(function, arguments, frame)
 
 
-def _instance(interpreter: Follower, callee: Value, arguments: Arguments, frame: Frame) -> Value:
+def _instance(interpreter: Follower, callee: AbstractValue, arguments: Arguments, frame: Frame) -> AbstractValue:
     """An object that is called: a module's forward, or __call__."""
     assert callee.cls is not None
     method = interpreter.names.method(callee.cls, "__call__") or interpreter.names.method(callee.cls, "forward")
@@ -116,14 +116,14 @@ class _Method:
     node: ast.Call
     frame: Frame
     arguments: Arguments
-    holder: Value
+    holder: AbstractValue
     func: ast.Attribute
 
     @property
     def line(self) -> str:
         return self.interpreter.report.line_of(self.node)
 
-    def value(self) -> Value:
+    def value(self) -> AbstractValue:
         holder, name = self.holder, self.func.attr
         if name == "backward" and holder.kind in (Kind.UNKNOWN, Kind.DERIVED):
             if isinstance(self.func.value, ast.Name) and self.frame.inside:
@@ -149,7 +149,7 @@ class _Method:
         if self.frame.inside:
             self.interpreter.report.add(code, self.node, message, hint)
 
-    def of_tensor(self, holder: Value, name: str) -> Value:
+    def of_tensor(self, holder: AbstractValue, name: str) -> AbstractValue:
         on_mesh = holder.kind is Kind.TENSOR
         given = self.arguments
         if name in READS:
@@ -179,19 +179,19 @@ class _Method:
             written(self.interpreter, self.node, holder, self.frame)
             return holder
         if name in LISTS:
-            return Value(Kind.CONTAINER, each=holder)
+            return AbstractValue(Kind.CONTAINER, each=holder)
         if name in VIEWS and name != "detach":
             return holder
         made = result_of(replace(given, positional=(holder, *given.positional)), self.frame)
         boolean = name in ("isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge", "bool", "logical_not")
         return replace(made, boolean=boolean, detached=made.detached or name == "detach")
 
-    def of_module(self, holder: Value, name: str) -> Value:
-        tensor = Value(Kind.TENSOR, "state") if holder.placed else SOME
+    def of_module(self, holder: AbstractValue, name: str) -> AbstractValue:
+        tensor = AbstractValue(Kind.TENSOR, "state") if holder.placed else SOME
         if name in ("parameters", "buffers"):
-            return Value(Kind.CONTAINER, each=tensor)
+            return AbstractValue(Kind.CONTAINER, each=tensor)
         if name in ("named_parameters", "named_buffers"):
-            return Value(Kind.CONTAINER, each=container([PYTHON, tensor]))
+            return AbstractValue(Kind.CONTAINER, each=container([PYTHON, tensor]))
         if name in ("train", "eval", "to", "requires_grad_", "float", "double", "half", "bfloat16"):
             return holder
         if name == "get_parameter":
@@ -200,7 +200,7 @@ class _Method:
             return UNKNOWN
         return DERIVED if self.arguments.has_tensor else UNKNOWN
 
-    def reads_entries(self, holder: Value, name: str) -> bool:
+    def reads_entries(self, holder: AbstractValue, name: str) -> bool:
         """Whether a list's method needs a tensor's value."""
         given = self.arguments.positional
         if name == "sort":
@@ -214,7 +214,7 @@ class _Method:
             return looks_up(self.node.args[0], given[0], holder, self.func.value)
         return name in ("pop", "insert") and holder.items is not None and bool(given) and given[0].kind is Kind.TENSOR
 
-    def of_container(self, holder: Value, name: str) -> Value:
+    def of_container(self, holder: AbstractValue, name: str) -> AbstractValue:
         given = self.arguments
         if self.reads_entries(holder, name):
             read(self.interpreter, self.node, self.frame, f"{name}() needs it")
@@ -236,7 +236,7 @@ class _Method:
         if name == "values":
             return replace(holder, mapping=False)
         if name == "items":
-            return Value(Kind.CONTAINER, each=container([PYTHON, entry_of(holder)]))
+            return AbstractValue(Kind.CONTAINER, each=container([PYTHON, entry_of(holder)]))
         if name == "get":
             return join(entry_of(holder), join_all(given.positional[1:]))
         return PYTHON

@@ -17,8 +17,8 @@ from monarch.language.check.kinds import (
     TENSOR_METHODS,
     UNKNOWN,
     VIEWS,
+    AbstractValue,
     Kind,
-    Value,
     container,
     entry_of,
     iterated,
@@ -82,31 +82,31 @@ class Expressions(Follower):
                 hints.branch(self.report.line_of(node)),
             )
 
-    def expression(self, node: ast.expr, frame: Frame) -> Value:
+    def expression(self, node: ast.expr, frame: Frame) -> AbstractValue:
         """What an expression is; its parts are gone through."""
         handler = getattr(self, f"_e_{type(node).__name__.lower()}", None)
         if handler is not None:
-            value: Value = handler(node, frame)
+            value: AbstractValue = handler(node, frame)
             return value
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.expr):
                 self.expression(part, frame)
         return PYTHON if isinstance(node, ast.Constant | ast.Slice) else UNKNOWN
 
-    def _e_constant(self, node: ast.Constant, frame: Frame) -> Value:
+    def _e_constant(self, node: ast.Constant, frame: Frame) -> AbstractValue:
         return PYTHON
 
-    def _e_name(self, node: ast.Name, frame: Frame) -> Value:
+    def _e_name(self, node: ast.Name, frame: Frame) -> AbstractValue:
         value = self.name(node.id, frame, node)
         return value
 
-    def name(self, name: str, frame: Frame, node: ast.expr) -> Value:
+    def name(self, name: str, frame: Frame, node: ast.expr) -> AbstractValue:
         """What a name is: of this function, of one that it stands in, or of the file's own level."""
         if name in frame.env and name not in frame.scope.outer:
             return frame.env[name]
         home = frame.scope.home(name)
         if home is None:
-            return Value(Kind.IMPORTED, dotted=f"builtins.{name}")
+            return AbstractValue(Kind.IMPORTED, dotted=f"builtins.{name}")
         active = frame.parent.frame_of(home) if frame.parent is not None else None
         if active is not None and name in active.env:
             return active.env[name]
@@ -117,11 +117,11 @@ class Expressions(Follower):
             return value
         return replace(value, origin="state") if value.kind is Kind.TENSOR else value
 
-    def _e_attribute(self, node: ast.Attribute, frame: Frame) -> Value:
+    def _e_attribute(self, node: ast.Attribute, frame: Frame) -> AbstractValue:
         holder = self.expression(node.value, frame)
         return self.attribute(holder, node, frame)
 
-    def attribute(self, holder: Value, node: ast.Attribute, frame: Frame) -> Value:
+    def attribute(self, holder: AbstractValue, node: ast.Attribute, frame: Frame) -> AbstractValue:
         name = node.attr
         if holder.kind is Kind.IMPORTED:
             dotted = f"{holder.dotted}.{name}"
@@ -143,58 +143,58 @@ class Expressions(Follower):
             if name in VIEWS:
                 return holder
             if name in READS and holder.kind is Kind.TENSOR:
-                return Value(Kind.METHOD, dotted=name, bound=holder)
+                return AbstractValue(Kind.METHOD, dotted=name, bound=holder)
             return replace(holder, origin="made") if holder.kind is Kind.TENSOR else holder
         if holder.kind is Kind.INSTANCE and holder.cls is not None:
             if (method := self.names.method(holder.cls, name)) is not None:
-                return Value(Kind.FUNCTION, function=method, bound=holder)
+                return AbstractValue(Kind.FUNCTION, function=method, bound=holder)
             value = self.names.attribute(holder.cls, name)
             if value.kind is Kind.SOME and holder.placed:
-                value = Value(Kind.TENSOR, "state")
+                value = AbstractValue(Kind.TENSOR, "state")
             return replace(value, placed=value.placed or holder.placed)
         if holder.kind is Kind.MODULE and name in ("weight", "bias"):
-            return Value(Kind.TENSOR, "state") if holder.placed else SOME
+            return AbstractValue(Kind.TENSOR, "state") if holder.placed else SOME
         if holder.kind is Kind.DERIVED and name in TENSOR_METHODS:
             return PYTHON if name in PYTHON_ATTRIBUTES else MADE
         if holder.kind is Kind.PYTHON:
             return PYTHON
         return UNKNOWN
 
-    def imported(self, dotted: str, node: ast.expr, frame: Frame) -> Value:
-        return Value(Kind.IMPORTED, dotted=dotted)
+    def imported(self, dotted: str, node: ast.expr, frame: Frame) -> AbstractValue:
+        return AbstractValue(Kind.IMPORTED, dotted=dotted)
 
-    def _e_call(self, node: ast.Call, frame: Frame) -> Value:
+    def _e_call(self, node: ast.Call, frame: Frame) -> AbstractValue:
         return calls.evaluate(self, node, frame)
 
-    def _e_lambda(self, node: ast.Lambda, frame: Frame) -> Value:
+    def _e_lambda(self, node: ast.Lambda, frame: Frame) -> AbstractValue:
         self.frames[id(node)] = frame
         function = self.file.functions.get(node)
-        return Value(Kind.FUNCTION, function=function) if function is not None else UNKNOWN
+        return AbstractValue(Kind.FUNCTION, function=function) if function is not None else UNKNOWN
 
-    def _e_namedexpr(self, node: ast.NamedExpr, frame: Frame) -> Value:
+    def _e_namedexpr(self, node: ast.NamedExpr, frame: Frame) -> AbstractValue:
         value = self.expression(node.value, frame)
         self.assign(node.target, value, frame)
         return value
 
-    def _e_ifexp(self, node: ast.IfExp, frame: Frame) -> Value:
+    def _e_ifexp(self, node: ast.IfExp, frame: Frame) -> AbstractValue:
         self.truth(node.test, frame)
         if (known := self._known(node.test, frame)) is not None:
             return self.expression(node.body if known else node.orelse, frame)
         return join(self.expression(node.body, frame), self.expression(node.orelse, frame))
 
-    def _e_boolop(self, node: ast.BoolOp, frame: Frame) -> Value:
+    def _e_boolop(self, node: ast.BoolOp, frame: Frame) -> AbstractValue:
         parts = self._come_to(node, frame)
         for part in parts[:-1]:
             self.truth(part, frame)
         return join_all([self.expression(part, frame) for part in parts])
 
-    def _e_unaryop(self, node: ast.UnaryOp, frame: Frame) -> Value:
+    def _e_unaryop(self, node: ast.UnaryOp, frame: Frame) -> AbstractValue:
         if isinstance(node.op, ast.Not):
             self.truth(node.operand, frame)
             return PYTHON
         return self.combined([self.expression(node.operand, frame)])
 
-    def _e_binop(self, node: ast.BinOp, frame: Frame) -> Value:
+    def _e_binop(self, node: ast.BinOp, frame: Frame) -> AbstractValue:
         if isinstance(node.op, ast.Mod) and isinstance(node.left, ast.Constant) and isinstance(node.left.value, str):
             given = self.expression(node.right, frame)
             if "%r" not in node.left.value:
@@ -213,7 +213,7 @@ class Expressions(Follower):
             values.append(self.expression(left, frame))
         return self.combined(values)
 
-    def _e_compare(self, node: ast.Compare, frame: Frame) -> Value:
+    def _e_compare(self, node: ast.Compare, frame: Frame) -> AbstractValue:
         operands = [node.left, *node.comparators]
         values = [self.expression(operand, frame) for operand in operands]
         result = PYTHON
@@ -238,7 +238,7 @@ class Expressions(Follower):
                 result = compared
         return result
 
-    def _e_subscript(self, node: ast.Subscript, frame: Frame) -> Value:
+    def _e_subscript(self, node: ast.Subscript, frame: Frame) -> AbstractValue:
         holder = self.expression(node.value, frame)
         index = self.expression(node.slice, frame)
         if holder.kind is Kind.IMPORTED and named(holder.dotted, CHANGING):
@@ -260,14 +260,14 @@ class Expressions(Follower):
             return entry_of(holder)
         return PYTHON if holder.kind is Kind.PYTHON else UNKNOWN
 
-    def _e_slice(self, node: ast.Slice, frame: Frame) -> Value:
+    def _e_slice(self, node: ast.Slice, frame: Frame) -> AbstractValue:
         for part in (node.lower, node.upper, node.step):
             if part is not None and self.expression(part, frame).kind is Kind.TENSOR:
                 refused.read(self, part, frame, "a slice's bound is a Python number")
         return PYTHON
 
-    def _e_tuple(self, node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> Value:
-        values: list[Value] = []
+    def _e_tuple(self, node: ast.Tuple | ast.List | ast.Set, frame: Frame) -> AbstractValue:
+        values: list[AbstractValue] = []
         known = True
         for part in node.elts:
             if isinstance(part, ast.Starred):
@@ -280,7 +280,7 @@ class Expressions(Follower):
     _e_list = _e_tuple
     _e_set = _e_tuple
 
-    def _e_dict(self, node: ast.Dict, frame: Frame) -> Value:
+    def _e_dict(self, node: ast.Dict, frame: Frame) -> AbstractValue:
         values = []
         for key, value in zip(node.keys, node.values, strict=True):
             if key is not None:
@@ -289,10 +289,10 @@ class Expressions(Follower):
             values.append(entry_of(found) if key is None else found)
         return replace(container(values, known=False), mapping=True)
 
-    def _e_starred(self, node: ast.Starred, frame: Frame) -> Value:
+    def _e_starred(self, node: ast.Starred, frame: Frame) -> AbstractValue:
         return iterated(self.expression(node.value, frame))
 
-    def _e_joinedstr(self, node: ast.JoinedStr, frame: Frame) -> Value:
+    def _e_joinedstr(self, node: ast.JoinedStr, frame: Frame) -> AbstractValue:
         for part in node.values:
             if isinstance(part, ast.FormattedValue):
                 value = self.expression(part.value, frame)
@@ -308,26 +308,26 @@ class Expressions(Follower):
             for condition in generator.ifs:
                 self.truth(condition, frame)
 
-    def _e_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame) -> Value:
+    def _e_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame) -> AbstractValue:
         before = dict(frame.env)
         self._comprehension(node, node.generators, frame)
         entry = self.expression(node.elt, frame)
         self._leave(node.generators, before, frame)
-        return Value(Kind.CONTAINER, each=entry)
+        return AbstractValue(Kind.CONTAINER, each=entry)
 
     _e_setcomp = _e_listcomp
     _e_generatorexp = _e_listcomp
 
-    def _e_dictcomp(self, node: ast.DictComp, frame: Frame) -> Value:
+    def _e_dictcomp(self, node: ast.DictComp, frame: Frame) -> AbstractValue:
         before = dict(frame.env)
         self._comprehension(node, node.generators, frame)
         self.expression(node.key, frame)
         entry = self.expression(node.value, frame)
         self._leave(node.generators, before, frame)
-        return Value(Kind.CONTAINER, each=entry, mapping=True)
+        return AbstractValue(Kind.CONTAINER, each=entry, mapping=True)
 
     @staticmethod
-    def _leave(generators: list[ast.comprehension], before: dict[str, Value], frame: Frame) -> None:
+    def _leave(generators: list[ast.comprehension], before: dict[str, AbstractValue], frame: Frame) -> None:
         """A comprehension's names end with it; those that := binds in it stay."""
         for generator in generators:
             for part in ast.walk(generator.target):
@@ -336,5 +336,5 @@ class Expressions(Follower):
                     if part.id in before:
                         frame.env[part.id] = before[part.id]
 
-    def _e_await(self, node: ast.Await, frame: Frame) -> Value:
+    def _e_await(self, node: ast.Await, frame: Frame) -> AbstractValue:
         return self.expression(node.value, frame)

@@ -6,7 +6,7 @@ import ast
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
-from monarch.language.check.kinds import MADE, PYTHON, UNKNOWN, Kind, Value, container, entry_of
+from monarch.language.check.kinds import MADE, PYTHON, UNKNOWN, AbstractValue, Kind, container, entry_of
 from monarch.language.check.names import Names
 from monarch.language.check.report import Reporter
 from monarch.language.check.scopes import Function, Scope
@@ -17,14 +17,14 @@ class Frame:
     """A function being followed. `inside` is false while a value of the file's own level is only looked up."""
 
     scope: Scope
-    env: dict[str, Value] = field(default_factory=dict)
+    env: dict[str, AbstractValue] = field(default_factory=dict)
     parent: Frame | None = None
     inside: bool = True
     program: str = ""
     no_grad: bool = False
     catches: tuple[type[BaseException] | None, ...] = ()
     """What a `try` of the function catches of what is raised here; None for a class that is not Python's own."""
-    returns: list[Value] = field(default_factory=list)
+    returns: list[AbstractValue] = field(default_factory=list)
 
     def frame_of(self, scope: Scope) -> Frame | None:
         frame: Frame | None = self
@@ -37,12 +37,12 @@ class Frame:
 class Arguments:
     """What a call is given. `starred`: some of it by * or **, which may be anything."""
 
-    positional: tuple[Value, ...]
-    keywords: dict[str, Value]
+    positional: tuple[AbstractValue, ...]
+    keywords: dict[str, AbstractValue]
     starred: bool = False
 
     @property
-    def all(self) -> tuple[Value, ...]:
+    def all(self) -> tuple[AbstractValue, ...]:
         return (*self.positional, *self.keywords.values())
 
     @property
@@ -56,7 +56,7 @@ class Arguments:
         keywords = tuple(sorted((name, value.key) for name, value in self.keywords.items()))
         return (tuple(value.key for value in self.positional), repr(keywords), self.starred)
 
-    def first(self) -> Value:
+    def first(self) -> AbstractValue:
         return self.positional[0] if self.positional else next(iter(self.keywords.values()), UNKNOWN)
 
 
@@ -71,37 +71,37 @@ class Follower(ABC):
         """The frame in which each function of a program was defined, by id of its node."""
 
     @abstractmethod
-    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: AbstractValue, frame: Frame) -> None:
         """Bind a target to a value."""
 
     @abstractmethod
-    def call(self, function: Function, arguments: Arguments, caller: Frame) -> Value:
+    def call(self, function: Function, arguments: Arguments, caller: Frame) -> AbstractValue:
         """Follow a function of the file, called so."""
 
     @abstractmethod
-    def expression(self, node: ast.expr, frame: Frame) -> Value:
+    def expression(self, node: ast.expr, frame: Frame) -> AbstractValue:
         """What an expression is; its parts are gone through."""
 
     @abstractmethod
-    def attribute(self, holder: Value, node: ast.Attribute, frame: Frame) -> Value:
+    def attribute(self, holder: AbstractValue, node: ast.Attribute, frame: Frame) -> AbstractValue:
         """What an attribute of a value is."""
 
-    def combined(self, values: list[Value]) -> Value:
+    def combined(self, values: list[AbstractValue]) -> AbstractValue:
         """The result of arithmetic."""
         tensors = [value for value in values if value.is_tensor]
         if tensors:
             kind = max(Kind.SOME, *(value.kind for value in tensors))  # it lies elsewhere than what it is made of
             detached = all(value.detached for value in tensors)
-            return Value(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
+            return AbstractValue(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
         if any(value.kind is Kind.CONTAINER for value in values):
             made = container([entry_of(value) for value in values], known=False)
             return replace(made, mapping=any(value.mapping for value in values))
         if any(value.kind is Kind.DERIVED for value in values):
-            return Value(Kind.DERIVED)
+            return AbstractValue(Kind.DERIVED)
         return PYTHON if all(value.kind is Kind.PYTHON for value in values) else UNKNOWN
 
 
-def result_of(arguments: Arguments, frame: Frame) -> Value:
+def result_of(arguments: Arguments, frame: Frame) -> AbstractValue:
     """What an op makes of its arguments. Inside a program, what depends on no tensor of the mesh may be known while it
     is traced."""
     given = [part for value in arguments.all for part in (value, entry_of(value))]
@@ -112,6 +112,6 @@ def result_of(arguments: Arguments, frame: Frame) -> Value:
     return replace(made, kind=Kind.SOME if frame.inside or tensors else Kind.HOST)
 
 
-def of_parameters(frame: Frame) -> Value:
+def of_parameters(frame: Frame) -> AbstractValue:
     """What a module gives, whose parameters are on the mesh."""
     return replace(MADE, detached=frame.no_grad)

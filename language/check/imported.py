@@ -26,8 +26,8 @@ from monarch.language.check.kinds import (
     TORCH_READS,
     UNKNOWN,
     VALUE_SHAPES,
+    AbstractValue,
     Kind,
-    Value,
     container,
     entry_of,
     iterated,
@@ -64,7 +64,7 @@ class ImportedCall:
         if self.frame.inside:
             self.interpreter.report.add(code, self.node, message, hint)
 
-    def value(self) -> Value:
+    def value(self) -> AbstractValue:
         root = self.dotted.partition(".")[0]
         if self.dotted in FILES:
             self.add("M110", f"{self.dotted}() inside a program", hints.files(self.line))
@@ -90,7 +90,7 @@ class ImportedCall:
             first = given.first()
             return replace(first, kind=max(first.kind, Kind.SOME), origin="made") if first.is_tensor else first
         if root == "collections":
-            return Value(Kind.CONTAINER)
+            return AbstractValue(Kind.CONTAINER)
         if self.dotted == "functools.reduce" and len(given.positional) > 1:
             _, entries, *begin = given.positional
             return applied(
@@ -100,15 +100,15 @@ class ImportedCall:
             return self.iterating(self.dotted.partition(".")[2])
         return DERIVED if given.has_tensor else UNKNOWN
 
-    def printing(self) -> Value:
+    def printing(self) -> AbstractValue:
         given = self.arguments
-        printed(self.interpreter, self.node, Value(Kind.CONTAINER, items=given.all), self.frame)
+        printed(self.interpreter, self.node, AbstractValue(Kind.CONTAINER, items=given.all), self.frame)
         refused = self.interpreter.report.has("M103", self.node)
         if self.dotted == "builtins.print" and not refused:
             self.add("M305", f"print runs when '{self.frame.program}' is traced", hints.output(self.line))
         return PYTHON
 
-    def reading(self) -> Value:
+    def reading(self) -> AbstractValue:
         ordering = self.dotted in _ORDERING
         values = list(self.arguments.positional if ordering else self.arguments.all)
         last = values[-1] if values else UNKNOWN  # max(a, b) compares its arguments, max(list) the list's entries
@@ -132,18 +132,18 @@ class ImportedCall:
             return container([iterated(self.arguments.first())], known=False)
         return PYTHON
 
-    def iterating(self, name: str) -> Value:
+    def iterating(self, name: str) -> AbstractValue:
         """What functions of `itertools` give one after the other."""
         entries = [iterated(value) for value in self.arguments.positional]
         if name in ("chain", "cycle", "islice", "accumulate"):
-            return Value(Kind.CONTAINER, each=join_all(entries if name == "chain" else entries[:1]))
+            return AbstractValue(Kind.CONTAINER, each=join_all(entries if name == "chain" else entries[:1]))
         if name in ("product", "zip_longest"):
-            return Value(Kind.CONTAINER, each=container(entries))
+            return AbstractValue(Kind.CONTAINER, each=container(entries))
         if name in ("pairwise", "combinations", "permutations") and entries:
-            return Value(Kind.CONTAINER, each=container([entries[0], entries[0]], known=name == "pairwise"))
+            return AbstractValue(Kind.CONTAINER, each=container([entries[0], entries[0]], known=name == "pairwise"))
         return UNKNOWN
 
-    def builtin(self, name: str) -> Value:
+    def builtin(self, name: str) -> AbstractValue:
         given = self.arguments
         first = given.first()
         if f"builtins.{name}" in _CONTAINERS:
@@ -155,9 +155,9 @@ class ImportedCall:
             entries = [iterated(value) for value in given.positional]
             return container(entries, known=not entries)
         if name == "enumerate":
-            return Value(Kind.CONTAINER, each=container([PYTHON, iterated(first)]))
+            return AbstractValue(Kind.CONTAINER, each=container([PYTHON, iterated(first)]))
         if name == "zip":
-            return Value(Kind.CONTAINER, each=container([iterated(value) for value in given.positional]))
+            return AbstractValue(Kind.CONTAINER, each=container([iterated(value) for value in given.positional]))
         if name in ("map", "filter") and given.positional:
             entries = [iterated(value) for value in given.positional[1:]]
             if name == "map" or first.kind is not Kind.PYTHON:
@@ -166,7 +166,7 @@ class ImportedCall:
                 found = join_all(entries)
             if name == "filter" and found.kind is Kind.TENSOR:
                 read(self.interpreter, self.node, self.frame, "filter() needs it")
-            return Value(Kind.CONTAINER, each=found if name == "map" else join_all(entries))
+            return AbstractValue(Kind.CONTAINER, each=found if name == "map" else join_all(entries))
         if name == "sum":
             return self.interpreter.combined([iterated(first), PYTHON])
         if name == "next":
@@ -179,26 +179,26 @@ class ImportedCall:
             return PYTHON
         return DERIVED if given.has_tensor else UNKNOWN
 
-    def of_monarch(self) -> Value:
+    def of_monarch(self) -> AbstractValue:
         first = self.arguments.first()
         if is_monarch(self.dotted, "program"):
-            return Value(Kind.PROGRAM, function=first.function) if first.function is not None else UNKNOWN
+            return AbstractValue(Kind.PROGRAM, function=first.function) if first.function is not None else UNKNOWN
         if self.interpreter.names.is_mesh_call(self.node, self.frame.scope):
-            return Value(Kind.MESH)
+            return AbstractValue(Kind.MESH)
         if is_monarch(self.dotted, "distribute"):
             if first.kind is Kind.HOST:
                 self.add("M107", "distribute() of a plain tensor inside a program", hints.placed(self.line))
-            return MADE if self.frame.inside else Value(Kind.TENSOR, "state")
+            return MADE if self.frame.inside else AbstractValue(Kind.TENSOR, "state")
         if is_monarch(self.dotted, "layout"):
             if first.kind is Kind.HOST:
                 self.add("M107", "layout() of a plain tensor, which lies on no mesh", hints.placed(self.line))
-            return MADE if self.frame.inside else Value(Kind.TENSOR, "state")
+            return MADE if self.frame.inside else AbstractValue(Kind.TENSOR, "state")
         if is_monarch(self.dotted, "module_to_mesh"):
             known = first.kind in (Kind.MODULE, Kind.INSTANCE)
-            return replace(first, placed=True) if known else Value(Kind.MODULE, placed=True)
+            return replace(first, placed=True) if known else AbstractValue(Kind.MODULE, placed=True)
         return DERIVED if self.arguments.has_tensor else UNKNOWN
 
-    def of_torch(self) -> Value:
+    def of_torch(self) -> AbstractValue:
         given, dotted = self.arguments, self.dotted
         parent, _, name = dotted.rpartition(".")
         if parent == "torch.Tensor" and name in READS or dotted in TORCH_READS:
@@ -210,13 +210,13 @@ class ImportedCall:
         if dotted.startswith("torch.optim."):
             return UNKNOWN
         if dotted == "torch.Generator":
-            return Value(Kind.GENERATOR)
+            return AbstractValue(Kind.GENERATOR)
         if dotted.startswith("torch.nn.") and name[:1].isupper():
-            return Value(Kind.MODULE)
+            return AbstractValue(Kind.MODULE)
         if dotted in ("torch.autograd.grad", "torch.autograd.backward"):
             if given.first().detached:
                 self.add("M113", "gradients are asked for where none are recorded", hints.backward(self.line))
-            return Value(Kind.CONTAINER, each=MADE) if name == "grad" else PYTHON
+            return AbstractValue(Kind.CONTAINER, each=MADE) if name == "grad" else PYTHON
         if dotted == "torch.utils.checkpoint.checkpoint":
             return self.checkpoint()
         if dotted.startswith("torch.nn.utils.clip_grad"):
@@ -227,7 +227,7 @@ class ImportedCall:
             return self.op(name)
         return DERIVED if given.has_tensor else UNKNOWN
 
-    def checkpoint(self) -> Value:
+    def checkpoint(self) -> AbstractValue:
         """The function that is checkpointed runs at once."""
         first, *rest = self.arguments.positional or (UNKNOWN,)
         if first.function is None:
@@ -235,7 +235,7 @@ class ImportedCall:
         positional = (first.bound, *rest) if first.bound is not None else tuple(rest)
         return self.interpreter.call(first.function, Arguments(positional, {}, self.arguments.starred), self.frame)
 
-    def op(self, name: str) -> Value:
+    def op(self, name: str) -> AbstractValue:
         given = self.arguments
         alpha_given(self.interpreter, self.node, given, self.frame)
         generator_given(self.interpreter, self.node, given, self.frame)
@@ -256,12 +256,14 @@ class ImportedCall:
             read(self.interpreter, self.node, self.frame, f"torch.{name}() needs Python's numbers")
         made = MADE if name in RANDOM and self.frame.inside else result_of(given, self.frame)
         if name in LISTS or name in ("meshgrid", "broadcast_tensors", "unbind"):
-            return Value(Kind.CONTAINER, each=made)
+            return AbstractValue(Kind.CONTAINER, each=made)
         boolean = name in _BOOLEAN
         return replace(made, boolean=boolean)
 
 
-def applied(interpreter: Follower, node: ast.Call, frame: Frame, function: Value, *given: Value) -> Value:
+def applied(
+    interpreter: Follower, node: ast.Call, frame: Frame, function: AbstractValue, *given: AbstractValue
+) -> AbstractValue:
     """What a function gives for the entries of what a call is given, as map() calls it."""
     arguments = Arguments(tuple(map(iterated, given)), {})
     if function.function is not None:

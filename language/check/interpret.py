@@ -1,7 +1,8 @@
 """Following a program through its functions: what each expression is, and where the tracer would refuse it.
 
-An abstract interpretation, statement by statement: names are bound to `Value`s, branches are joined, loop bodies are
-gone through twice, and functions of the file are followed where they are called, with what they are called with.
+An abstract interpretation, statement by statement: names are bound to `AbstractValue`s, branches are joined, loop
+bodies are gone through twice, and functions of the file are followed where they are called, with what they are called
+with.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from monarch.language.check.kinds import (
     PYTHON,
     SOME,
     UNKNOWN,
+    AbstractValue,
     Kind,
-    Value,
     container,
     entry_of,
     iterated,
@@ -43,13 +44,13 @@ class Interpreter(Expressions):
 
     def __init__(self, names: Names, reporter: Reporter) -> None:
         super().__init__(names, reporter)
-        self._results: dict[object, Value] = {}
+        self._results: dict[object, AbstractValue] = {}
         self._open: set[object] = set()
         self._depth = 0
         self._bodies = 0
         names.evaluate = self._outside
 
-    def _outside(self, expression: ast.expr, scope: Scope) -> Value:
+    def _outside(self, expression: ast.expr, scope: Scope) -> AbstractValue:
         """What an expression of a scope is, outside of programs. Reports nothing."""
         self.report.silent += 1
         try:
@@ -72,7 +73,7 @@ class Interpreter(Expressions):
         passed = self.names.passed(function)
         for place, parameter in enumerate(parameters(arguments)):
             if place == 0 and function.owner is not None:
-                frame.env[parameter.arg] = Value(Kind.INSTANCE, cls=function.owner, placed=True)
+                frame.env[parameter.arg] = AbstractValue(Kind.INSTANCE, cls=function.owner, placed=True)
                 continue
             value = self.names.parameter(parameter, function)
             default = defaults.get(parameter.arg)
@@ -84,11 +85,11 @@ class Interpreter(Expressions):
                 is_tensor = parameter.arg in passed or self.names.used_as_tensor(parameter.arg, function)
                 value = ARGUMENT if is_tensor else UNKNOWN
             if parameter is arguments.vararg or parameter is arguments.kwarg:
-                value = Value(Kind.CONTAINER, each=value, mapping=parameter is arguments.kwarg)
+                value = AbstractValue(Kind.CONTAINER, each=value, mapping=parameter is arguments.kwarg)
             frame.env[parameter.arg] = value
         self.body(function.body, frame)
 
-    def call(self, function: Function, arguments: Arguments, caller: Frame) -> Value:
+    def call(self, function: Function, arguments: Arguments, caller: Frame) -> AbstractValue:
         """Follow a function of the file, called so."""
         key = (id(function.node), caller.no_grad, caller.inside, arguments.key)
         if key in self._results:
@@ -137,7 +138,7 @@ class Interpreter(Expressions):
             rest = [value for name, value in arguments.keywords.items() if name not in known]
             frame.env[names.kwarg.arg] = replace(container(rest, known=False), mapping=True)
 
-    def _annotated(self, parameter: ast.arg, value: Value, function: Function) -> Value:
+    def _annotated(self, parameter: ast.arg, value: AbstractValue, function: Function) -> AbstractValue:
         """An unknown argument is what the parameter's annotation says."""
         if value.kind not in (Kind.UNKNOWN, Kind.DERIVED):
             return value
@@ -230,7 +231,9 @@ class Interpreter(Expressions):
     def _while(self, node: ast.While, frame: Frame) -> None:
         self._loop(node, None, None, frame)
 
-    def _loop(self, node: ast.For | ast.While, entry: Value | None, target: ast.expr | None, frame: Frame) -> None:
+    def _loop(
+        self, node: ast.For | ast.While, entry: AbstractValue | None, target: ast.expr | None, frame: Frame
+    ) -> None:
         for _ in range(2):  # what the first round made, the second one reads
             before = dict(frame.env)
             if isinstance(node, ast.While):
@@ -290,7 +293,7 @@ class Interpreter(Expressions):
             frame.env[test.args[0].id] = PYTHON
 
     @staticmethod
-    def _merge(frame: Frame, other: dict[str, Value]) -> None:
+    def _merge(frame: Frame, other: dict[str, AbstractValue]) -> None:
         for name, value in other.items():
             frame.env[name] = join(frame.env[name], value) if name in frame.env else value
 
@@ -374,20 +377,20 @@ class Interpreter(Expressions):
     def _functiondef(self, node: ast.FunctionDef, frame: Frame) -> None:
         function = self.file.functions[node]
         self.frames[id(node)] = frame
-        frame.env[node.name] = Value(Kind.FUNCTION, function=function)
+        frame.env[node.name] = AbstractValue(Kind.FUNCTION, function=function)
 
     _asyncfunctiondef = _functiondef
 
     def _classdef(self, node: ast.ClassDef, frame: Frame) -> None:
-        frame.env[node.name] = Value(Kind.CLASS, cls=self.file.classes[node])
+        frame.env[node.name] = AbstractValue(Kind.CLASS, cls=self.file.classes[node])
 
     # -- binding -------------------------------------------------------------------------------------------------
 
-    def assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+    def assign(self, target: ast.expr, value: AbstractValue, frame: Frame) -> None:
         if isinstance(target, ast.Name):
             frame.env[target.id] = value
         elif isinstance(target, ast.Tuple | ast.List):
-            entries: tuple[Value, ...] = ()
+            entries: tuple[AbstractValue, ...] = ()
             if value.items is not None and len(value.items) == len(target.elts):
                 entries = value.items
             for place, part in enumerate(target.elts):
@@ -408,7 +411,7 @@ class Interpreter(Expressions):
             self.expression(target.value, frame)
 
 
-def _compares(pattern: ast.pattern | None, subject: Value) -> bool:
+def _compares(pattern: ast.pattern | None, subject: AbstractValue) -> bool:
     """Whether a pattern compares a tensor with a value."""
     if isinstance(pattern, ast.MatchValue):
         return subject.kind is Kind.TENSOR

@@ -36,7 +36,7 @@ class Kind(enum.IntEnum):
 
 
 @dataclass(frozen=True)
-class Value:
+class AbstractValue:
     """`origin` of a tensor: "argument" (or a view of one), "state" (from outside the program) or "made" in it.
 
     `boolean`  a tensor of bools
@@ -49,15 +49,15 @@ class Value:
     kind: Kind = Kind.UNKNOWN
     origin: str = ""
     boolean: bool = False
-    each: Value | None = None
-    items: tuple[Value, ...] | None = None
+    each: AbstractValue | None = None
+    items: tuple[AbstractValue, ...] | None = None
     mapping: bool = False
     placed: bool = False
     detached: bool = False
     dotted: str = ""
     function: Function | None = None
     cls: Class | None = None
-    bound: Value | None = None
+    bound: AbstractValue | None = None
 
     @property
     def is_tensor(self) -> bool:
@@ -71,16 +71,16 @@ class Value:
         return (int(self.kind), self.origin, self.boolean, self.placed, self.detached, made_of)
 
 
-UNKNOWN = Value()
-PYTHON = Value(Kind.PYTHON)
-DERIVED = Value(Kind.DERIVED)
-HOST = Value(Kind.HOST)
-SOME = Value(Kind.SOME)
-ARGUMENT = Value(Kind.TENSOR, "argument")
-MADE = Value(Kind.TENSOR, "made")
+UNKNOWN = AbstractValue()
+PYTHON = AbstractValue(Kind.PYTHON)
+DERIVED = AbstractValue(Kind.DERIVED)
+HOST = AbstractValue(Kind.HOST)
+SOME = AbstractValue(Kind.SOME)
+ARGUMENT = AbstractValue(Kind.TENSOR, "argument")
+MADE = AbstractValue(Kind.TENSOR, "made")
 
 
-def join(first: Value, second: Value, depth: int = 3) -> Value:
+def join(first: AbstractValue, second: AbstractValue, depth: int = 3) -> AbstractValue:
     """What a name is where two paths meet."""
     if first == second:
         return first
@@ -99,23 +99,23 @@ def join(first: Value, second: Value, depth: int = 3) -> Value:
     return greater
 
 
-def join_all(values: Iterable[Value]) -> Value:
+def join_all(values: Iterable[AbstractValue]) -> AbstractValue:
     return reduce(join, values, UNKNOWN)
 
 
-def container(entries: Iterable[Value], known: bool = True) -> Value:
+def container(entries: Iterable[AbstractValue], known: bool = True) -> AbstractValue:
     items = tuple(entries)
     if known and len(items) <= 16:
-        return Value(Kind.CONTAINER, items=items)
-    return Value(Kind.CONTAINER, each=join_all(items))
+        return AbstractValue(Kind.CONTAINER, items=items)
+    return AbstractValue(Kind.CONTAINER, each=join_all(items))
 
 
-def iterated(value: Value) -> Value:
+def iterated(value: AbstractValue) -> AbstractValue:
     """What iterating over a value gives: of a dict its keys."""
     return UNKNOWN if value.mapping else entry_of(value)
 
 
-def entry_of(value: Value) -> Value:
+def entry_of(value: AbstractValue) -> AbstractValue:
     """What a value holds: of a dict its values."""
     if value.kind is Kind.CONTAINER:
         return join_all(value.items) if value.items is not None else value.each or UNKNOWN

@@ -14,8 +14,8 @@ from monarch.language.check.kinds import (
     SOME,
     TENSOR_METHODS,
     UNKNOWN,
+    AbstractValue,
     Kind,
-    Value,
     container,
     entry_of,
     iterated,
@@ -41,15 +41,15 @@ class Names:
 
     def __init__(self, file: File) -> None:
         self.file = file
-        self.evaluate: Callable[[ast.expr, Scope], Value]
+        self.evaluate: Callable[[ast.expr, Scope], AbstractValue]
         """What an expression of a scope is, outside of programs: whoever goes through expressions says so."""
-        self._known: dict[tuple[int, str], Value] = {}
+        self._known: dict[tuple[int, str], AbstractValue] = {}
         self._calls: dict[int, list[tuple[ast.Call, Scope]]] | None = None
         self._open: set[tuple[int, str]] = set()
 
     # -- values --------------------------------------------------------------------------------------------------
 
-    def static(self, scope: Scope, name: str) -> Value:
+    def static(self, scope: Scope, name: str) -> AbstractValue:
         """What a name of a scope may be, after all that is bound to it."""
         key = (id(scope), name)
         if key in self._known:
@@ -67,25 +67,25 @@ class Names:
         self._known[key] = value
         return value
 
-    def _bound(self, binding: Binding, scope: Scope) -> Value:
+    def _bound(self, binding: Binding, scope: Scope) -> AbstractValue:
         if binding.how == "import":
-            return Value(Kind.IMPORTED, dotted=binding.dotted)
+            return AbstractValue(Kind.IMPORTED, dotted=binding.dotted)
         if binding.how == "def":
             node = binding.node
             assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
             function = self.file.functions[node]
             if any(self.makes_program(decorator, scope) for decorator in node.decorator_list):
-                return Value(Kind.PROGRAM, function=function)
+                return AbstractValue(Kind.PROGRAM, function=function)
             if any(self._makes_op(decorator, scope) for decorator in node.decorator_list):
                 return UNKNOWN
-            return Value(Kind.FUNCTION, function=function)
+            return AbstractValue(Kind.FUNCTION, function=function)
         if binding.how == "class" and binding.node is not None:
-            return Value(Kind.CLASS, cls=self.file.classes[binding.node])
+            return AbstractValue(Kind.CLASS, cls=self.file.classes[binding.node])
         if binding.how == "parameter":
             function_ = self.file.functions.get(scope.node)
             if isinstance(binding.node, ast.arg) and function_ is not None:
                 if function_.owner is not None and self.is_self(binding.node, function_):
-                    return Value(Kind.INSTANCE, cls=function_.owner)
+                    return AbstractValue(Kind.INSTANCE, cls=function_.owner)
                 found = self.parameter(binding.node, function_)
                 # A function's tensor may be plain; only a program's is on the mesh.
                 return SOME if found is not None and found.kind is Kind.TENSOR else found or UNKNOWN
@@ -129,7 +129,7 @@ class Names:
             for base in found.node.bases
         )
 
-    def attribute(self, cls: Class, name: str) -> Value:
+    def attribute(self, cls: Class, name: str) -> AbstractValue:
         """What `self.name` may be."""
         key = (id(cls), name)
         if key in self._known:
@@ -159,7 +159,7 @@ class Names:
 
     # -- parameters ----------------------------------------------------------------------------------------------
 
-    def parameter(self, parameter: ast.arg, function: Function) -> Value | None:
+    def parameter(self, parameter: ast.arg, function: Function) -> AbstractValue | None:
         """What an annotation says that a parameter is; None where it says nothing."""
         if parameter.annotation is None:
             return None
@@ -185,7 +185,7 @@ class Names:
                     return binding.value
         return annotation
 
-    def _annotated(self, annotation: ast.expr, scope: Scope) -> Value | None:
+    def _annotated(self, annotation: ast.expr, scope: Scope) -> AbstractValue | None:
         if isinstance(annotation, ast.Constant):
             return PYTHON if annotation.value is None else None
         if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
@@ -215,11 +215,11 @@ class Names:
             return PYTHON
         dotted = self.file.dotted(annotation, scope)
         if dotted.startswith("torch.nn."):
-            return Value(Kind.MODULE)
+            return AbstractValue(Kind.MODULE)
         if isinstance(annotation, ast.Name) and (home := scope.home(annotation.id)) is not None:
             found_class = next((b.node for b in home.bindings[annotation.id] if b.how == "class"), None)
             if found_class is not None:
-                return Value(Kind.INSTANCE, cls=self.file.classes[found_class])
+                return AbstractValue(Kind.INSTANCE, cls=self.file.classes[found_class])
         return None
 
     def used_as_tensor(self, name: str, function: Function) -> bool:
@@ -328,7 +328,7 @@ class Names:
         return None
 
 
-def _any_of(values: list[Value]) -> Value:
+def _any_of(values: list[AbstractValue]) -> AbstractValue:
     """What a name is that is bound to several values, in an order that is not known."""
     value = join_all(values)
     return SOME if value.is_tensor and any(other.kind is not value.kind for other in values) else value

@@ -6,7 +6,7 @@ import ast
 
 from monarch.language.check import hints
 from monarch.language.check.frames import Arguments, Follower, Frame
-from monarch.language.check.kinds import UNKNOWN, Kind, Value
+from monarch.language.check.kinds import UNKNOWN, AbstractValue, Kind
 
 
 def read(interpreter: Follower, node: ast.expr, frame: Frame, what: str = "") -> None:
@@ -20,7 +20,7 @@ def read(interpreter: Follower, node: ast.expr, frame: Frame, what: str = "") ->
         )
 
 
-def printed(interpreter: Follower, node: ast.expr, values: Value, frame: Frame) -> None:
+def printed(interpreter: Follower, node: ast.expr, values: AbstractValue, frame: Frame) -> None:
     """Values that are made into text."""
     given = values.items if values.items is not None else (values,)
     if frame.inside and any(value.kind is Kind.TENSOR for value in given):
@@ -32,7 +32,7 @@ def printed(interpreter: Follower, node: ast.expr, values: Value, frame: Frame) 
         )
 
 
-def written(interpreter: Follower, node: ast.expr | ast.stmt, value: Value, frame: Frame) -> None:
+def written(interpreter: Follower, node: ast.expr | ast.stmt, value: AbstractValue, frame: Frame) -> None:
     """A tensor is changed in place."""
     if not frame.inside:
         return
@@ -58,7 +58,7 @@ def changing(interpreter: Follower, node: ast.expr, dotted: str, frame: Frame) -
         )
 
 
-def indexed(interpreter: Follower, node: ast.Subscript, index: Value, frame: Frame) -> None:
+def indexed(interpreter: Follower, node: ast.Subscript, index: AbstractValue, frame: Frame) -> None:
     """Selecting by a mask gives as many entries as are true."""
     parts = index.items if index.items is not None else (index,)
     if frame.inside and any(part.kind is Kind.TENSOR and part.boolean for part in parts):
@@ -80,7 +80,7 @@ def generator_given(interpreter: Follower, node: ast.Call, arguments: Arguments,
         )
 
 
-def compares(value: Value, other: Value, node: ast.expr, place: ast.expr) -> bool:
+def compares(value: AbstractValue, other: AbstractValue, node: ast.expr, place: ast.expr) -> bool:
     """Whether two lists or tuples that are written out are compared by a tensor in them: the first entries are, if both
     have as many. What is the same object is equal without a comparison, as None and strings are unequal."""
     if not (isinstance(node, ast.List | ast.Tuple) and isinstance(place, ast.List | ast.Tuple)):
@@ -103,7 +103,7 @@ def written_out(node: ast.expr, frame: Frame) -> ast.expr:
     return node
 
 
-def looks_up(node: ast.expr, value: Value, holder: Value, place: ast.expr) -> bool:
+def looks_up(node: ast.expr, value: AbstractValue, holder: AbstractValue, place: ast.expr) -> bool:
     """Whether to find a value in a list compares a tensor with a number. Names, None and strings are passed: what is
     the same object is found without a comparison, and no tensor equals None or a string."""
     if isinstance(place, ast.List | ast.Tuple) and value.kind is Kind.TENSOR:

@@ -59,7 +59,7 @@ def with_written(args: Any, kwargs: Any) -> list[Any]:
 
 
 @dataclass
-class Call:
+class ProgramCall:
     """What one call gives a program's function."""
 
     function: Callable[..., Any]
@@ -206,7 +206,7 @@ class Call:
             )
 
 
-def apart(call: Call, symbols: list[Any], as_made: list[dict[str, Any]], reached: Container[int]) -> list[int]:
+def apart(call: ProgramCall, symbols: list[Any], as_made: list[dict[str, Any]], reached: Container[int]) -> list[int]:
     """The distributed arguments, by number, by which the program may differentiate. Raises ArgumentWritten where it has
     one of these by another way too (`reached`, by id), for in the trace they are two; and where it has given an
     argument other data, an attribute or a hook."""
@@ -257,7 +257,7 @@ def _history(leaf: DistributedTensor) -> Any:
     return leaf._history or leaf.grad_fn
 
 
-def check_histories(call: Call, numbers: list[int], reached: Container[int]) -> None:
+def check_histories(call: ProgramCall, numbers: list[int], reached: Container[int]) -> None:
     """Raise ProgramError for an argument whose history leads to what the program reads besides: gradients would lack
     what goes through the argument."""
     for number in numbers:

@@ -21,7 +21,7 @@ import torch
 
 from monarch.language.programs.containers import CONTAINERS, Own
 from monarch.language.programs.held import PLAIN, Attributes, Held, Slots, has_dict, slots_of
-from monarch.language.programs.kinds import Array, Class, Function, Logger, Memory, Names, Parts, Tensor, Variable
+from monarch.language.programs.kinds import Array, ByteBuffer, Class, Function, Logger, Names, Parts, Tensor, Variable
 
 MOST_ENTRIES = 10_000
 """A container with more entries is not looked through."""
@@ -71,7 +71,7 @@ def kind_of(value: Any) -> type[Held] | str | None:
     if isinstance(value, logging.Logger):
         return Logger
     if kind in (bytearray, array.array):
-        return Memory
+        return ByteBuffer
     if isinstance(value, types.BuiltinFunctionType):
         return CONSTANT if value.__self__ is None or isinstance(value.__self__, (ModuleType, type)) else Parts
     return _kind_of_instance(kind)

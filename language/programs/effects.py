@@ -193,7 +193,7 @@ def _entry(number: int, key: Any, outcome: Outcome) -> Any:
 
 
 @dataclass(frozen=True)
-class Again:
+class Alias:
     """A result that is another one, by its number."""
 
     number: int
@@ -327,11 +327,11 @@ class Effects:
             return id(value) in self._memo or id(value) in self._guards.spot_of
         return False
 
-    def settle_returned(self, leaves: list[Any]) -> None:
+    def concretize_returned(self, leaves: list[Any]) -> None:
         """Have the traced call return the objects that it leaves."""
         for number, leaf in enumerate(leaves):
-            if not isinstance(leaf, (Value, Expr, Again)):
-                leaves[number] = self._settled(leaf, returned=True)
+            if not isinstance(leaf, (Value, Expr, Alias)):
+                leaves[number] = self._concrete(leaf, returned=True)
         self._left.clear()
         del self._keep[1:]  # a tensor with its history would keep all that autograd has saved
 
@@ -339,7 +339,7 @@ class Effects:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
         found: dict[int, Make] = {}
         for number, leaf in enumerate(leaves):
-            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Again)) and not is_named(leaf):
+            if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Alias)) and not is_named(leaf):
                 try:
                     found[number] = self._make(leaf, returned=True)
                 except CannotRepeat as reason:
@@ -446,35 +446,35 @@ class Effects:
 
     # -- what the traced call itself leaves ----------------------------------------------------------------------
 
-    def settle(self, held: Held, now: Contents) -> None:
+    def concretize(self, held: Held, now: Contents) -> None:
         """Give an object the arguments and numbers of this call for those that stood for them, and tensors without
         the history that autograd has of them."""
         keys, values = now
         before = dict(zip(*held.before, strict=True))
         if isinstance(held, (containers.Sequence, containers.Members, containers.Own)):
-            settled = [self._settled(value) for value in values]
-            if any(a is not b for a, b in zip(settled, values, strict=True)):
+            concrete = [self._concrete(value) for value in values]
+            if any(a is not b for a, b in zip(concrete, values, strict=True)):
                 if not isinstance(held.holder, tuple):
                     held.holder.clear()
-                held.fill(held.holder, keys, settled)
+                held.fill(held.holder, keys, concrete)
             return
         if isinstance(held, containers.Mapping) and any(isinstance(key, torch.SymFloat) for key in keys):
-            held.fill(held.holder, [*map(self._settled, keys)], [*map(self._settled, values)])
+            held.fill(held.holder, [*map(self._concrete, keys)], [*map(self._concrete, values)])
             return
         for key, value in zip(keys, values, strict=True):
-            if before.get(key, MISSING) is not value and (new := self._settled(value)) is not value:
+            if before.get(key, MISSING) is not value and (new := self._concrete(value)) is not value:
                 held.put(held.holder, key, new)
 
-    def _settled(self, value: Any, returned: bool = False) -> Any:
+    def _concrete(self, value: Any, returned: bool = False) -> Any:
         if type(value) in PLAIN or isinstance(value, Ref):
             return value
         known = self._left.get(id(value))
         if known is None:
-            known = self._left[id(value)] = self._settle_new(value, returned)
+            known = self._left[id(value)] = self._make_concrete(value, returned)
             self._keep.append(value)
         return known
 
-    def _settle_new(self, value: Any, returned: bool) -> Any:
+    def _make_concrete(self, value: Any, returned: bool) -> Any:
         number = self._symbols.get(id(value))
         if isinstance(value, torch.SymFloat):
             if value.node.hint is None:
@@ -498,7 +498,7 @@ class Effects:
             return value
         self._left[id(value)] = value
         if isinstance(value, tuple):
-            entries = [self._settled(entry) for entry in value]
+            entries = [self._concrete(entry) for entry in value]
             if all(a is b for a, b in zip(entries, value, strict=True)):
                 return value
             return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
@@ -507,7 +507,7 @@ class Effects:
         ):
             empty = kind.__new__(kind)
             empty.holder, empty.before = value, ([], [])
-            self.settle(empty, kind.read(value))
+            self.concretize(empty, kind.read(value))
         return value
 
     def _of_own(self, ref: Ref) -> Ref | None:

@@ -314,7 +314,7 @@ class Array(Held):
             holder[...] = np.frombuffer(content, holder.dtype).reshape(shape)
 
 
-class Memory(Array):
+class ByteBuffer(Array):
     """A `bytearray`, or an array of Python's module `array`."""
 
     @classmethod

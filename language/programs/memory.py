@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from monarch.language.programs.call import Call
+from monarch.language.programs.call import ProgramCall
 from monarch.language.programs.named import Specialised
 from monarch.language.programs.nodes import Live, Path
 from monarch.language.programs.trace import Trace
@@ -47,7 +47,7 @@ class Families:
     def __init__(self) -> None:
         self._known: dict[Any, list[Variant]] = {}
 
-    def find(self, call: Call) -> tuple[Variant, tuple[Live, list[Cell], dict[str, float]]] | None:
+    def find(self, call: ProgramCall) -> tuple[Variant, tuple[Live, list[Cell], dict[str, float]]] | None:
         """A trace that serves a call's sizes, with a plan for them, and what the call reads."""
         values = call.values
         for variant in self._known.get(call.family, ()):
@@ -59,7 +59,7 @@ class Families:
                 return variant.at(variant.compiled.at(values)), found
         return None
 
-    def compiled(self, call: Call, trace: Trace) -> Compiled | None:
+    def compiled(self, call: ProgramCall, trace: Trace) -> Compiled | None:
         """The plan of an earlier trace with this graph, for a call's sizes."""
         for variant in self._known.get(call.family, ()):
             known = variant.compiled

@@ -22,7 +22,7 @@ from monarch.compiler.symbols import Scope
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compiles_templates, full_collections_later, partition_graph
 from monarch.language.errors import TracedAgainWarning
-from monarch.language.programs.call import Annotations, Call, with_written
+from monarch.language.programs.call import Annotations, ProgramCall, with_written
 from monarch.language.programs.environment import Environment, find_environment
 from monarch.language.programs.handlers import handlers_later
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
@@ -126,10 +126,10 @@ class Program(Generic[P, R]):
             mesh.flush(self._name)
         for other in memory.others:
             other.flush(self._name)
-        call: Call | None = None  # a call that is like the last needs no record
+        call: ProgramCall | None = None  # a call that is like the last needs no record
         entry = memory.last[1]
         if key != memory.last[0]:
-            call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+            call = ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
             entry = self._entry(key, call)
         if entry.written:
             leaves, call = with_written(args, kwargs), None
@@ -140,7 +140,7 @@ class Program(Generic[P, R]):
                     entry.variants.remove(variant)
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found, args, kwargs)
-        call = call or Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        call = call or ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
         call.written = entry.written
         if self._keeps_names:
             call.belongs()
@@ -152,7 +152,7 @@ class Program(Generic[P, R]):
             result = self._trace_and_run(entry, call)
         return result
 
-    def _entry(self, key: Any, call: Call) -> Entry:
+    def _entry(self, key: Any, call: ProgramCall) -> Entry:
         """What is known of a signature, which stands at the end from now on."""
         entries = self._memory.entries
         entry = entries.pop(key, None)
@@ -205,7 +205,7 @@ class Program(Generic[P, R]):
         plain = options.memory_limit is None and not options.layouts
         return options.target == "cpu" and plain and compiles_templates() and not looked_at
 
-    def _trace_and_run(self, entry: Entry, call: Call) -> Any:
+    def _trace_and_run(self, entry: Entry, call: ProgramCall) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
         leaves, memory = call.leaves, self._memory
         place: Path | None = None
@@ -258,7 +258,7 @@ class Program(Generic[P, R]):
         found.release()
         return result
 
-    def _traced(self, entry: Entry, call: Call, attempt: Attempt) -> tuple[Trace, Compiled]:
+    def _traced(self, entry: Entry, call: ProgramCall, attempt: Attempt) -> tuple[Trace, Compiled]:
         """A trace and its plan: for all values of the named sizes where the call has a family and that can be."""
         symbols = None if call.family is None else symbols_for(call.values)
         failed: Exception | None = None
@@ -273,7 +273,7 @@ class Program(Generic[P, R]):
             self._memory.specialised.why(self._name, failed)
         return found
 
-    def _traced_once(self, entry: Entry, call: Call, symbols: Any, attempt: Attempt) -> tuple[Trace, Compiled]:
+    def _traced_once(self, entry: Entry, call: ProgramCall, symbols: Any, attempt: Attempt) -> tuple[Trace, Compiled]:
         found = self._trace(call, entry.moving, symbols, attempt)
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
         if compiled is None and symbols is not None:
@@ -372,17 +372,17 @@ class Program(Generic[P, R]):
         )
         return html
 
-    def _call_of(self, args: Any, kwargs: Any) -> Call:
+    def _call_of(self, args: Any, kwargs: Any) -> ProgramCall:
         args, kwargs = self._annotations.converted(args, kwargs)
         _, leaves, spec = signature(args, kwargs, self._name)
-        call = Call(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        call = ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
         call.check()
         return call
 
-    def _examples(self, args: Any, kwargs: Any) -> Call:
+    def _examples(self, args: Any, kwargs: Any) -> ProgramCall:
         return replace(self._call_of(args, kwargs), examples=True)
 
-    def _look(self, call: Call, symbols: Any) -> Graph:
+    def _look(self, call: ProgramCall, symbols: Any) -> Graph:
         attempt = Attempt()
         with handlers_later():
             try:
@@ -399,7 +399,7 @@ class Program(Generic[P, R]):
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
-    def _trace(self, call: Call, moving: set[Path], symbols: Any, attempt: Attempt) -> Trace:
+    def _trace(self, call: ProgramCall, moving: set[Path], symbols: Any, attempt: Attempt) -> Trace:
         environment = find_environment(call.function)
         self._memory.resolved = mesh = self._find_mesh(call.leaves, environment)
         with mesh.spending("trace", self._name):

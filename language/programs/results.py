@@ -10,7 +10,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.tape import Value
-from monarch.language.programs.effects import Again
+from monarch.language.programs.effects import Alias
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.tensors.tensor import DistributedTensor
@@ -19,7 +19,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 @dataclass(frozen=True)
 class Result:
     """What a program gives back: a pytree whose leaves are the program's results (`Value`s), numbers of the call
-    (`Expr`s), results that stand there again (`Again`) and Python objects."""
+    (`Expr`s), results that stand there again (`Alias`) and Python objects."""
 
     leaves: list[Any]
     spec: Any
@@ -37,7 +37,7 @@ def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool])
     first: dict[int, int] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
-            found.append(Again(first[id(leaf)]))
+            found.append(Alias(first[id(leaf)]))
         elif isinstance(leaf, DistributedTensor):
             found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
         elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):

@@ -59,7 +59,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
             if cell.failure is not None:
                 cell.raise_failure()
             if ref.parent is not None or (cell.recording is not None and cell.handle is None):
-                leaves[number] = leaf = settled(leaf)
+                leaves[number] = leaf = materialized(leaf)
                 cell = leaf._ref.cell
             key += (id(cell.mesh), cell.type, leaf.requires_grad)
             if owner.grad_fn is not None:
@@ -119,8 +119,8 @@ class _Same:
         return id(self.value)
 
 
-def settled(leaf: DistributedTensor) -> DistributedTensor:
-    ref = leaf._settled()
+def materialized(leaf: DistributedTensor) -> DistributedTensor:
+    ref = leaf._materialized()
     if ref is leaf._ref:
         return leaf
     made = DistributedTensor(ref.fake, ref, requires_grad=leaf.requires_grad)

@@ -24,7 +24,7 @@ from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
-from monarch.language.programs.call import Call, apart, check_histories, differentiated, histories
+from monarch.language.programs.call import ProgramCall, apart, check_histories, differentiated, histories
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
@@ -213,7 +213,7 @@ class Trace:
 
 
 def trace(
-    call: Call,
+    call: ProgramCall,
     mesh: Mesh,
     environment: Environment,
     varying: set[tuple[str, str]],
@@ -248,7 +248,7 @@ def trace(
 
 @collected_later()
 def _trace(
-    call: Call,
+    call: ProgramCall,
     mesh: Mesh,
     environment: Environment,
     varying: set[tuple[str, str]],
@@ -347,8 +347,8 @@ def _trace(
         result = result_of(recording, returned, effects.keeps)
         returned = effects.returned(result.leaves)
         for held, now in changes:
-            effects.settle(held, now)
-        effects.settle_returned(result.leaves)
+            effects.concretize(held, now)
+        effects.concretize_returned(result.leaves)
         changed = [change for held, _ in own if (change := Change.since(held)) is not None]
         for at, held, _ in among_arguments:
             changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
@@ -511,7 +511,7 @@ _NAMED = (torch.SymInt, torch.SymBool)
 
 
 def _symbolic(
-    recording: Recording, call: Call, leaves: list[Any], types: dict[int, TensorType], scalars: bool
+    recording: Recording, call: ProgramCall, leaves: list[Any], types: dict[int, TensorType], scalars: bool
 ) -> tuple[list[Any], dict[str, int]]:
     """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
     made: list[Any] = []

@@ -26,7 +26,7 @@ from monarch.language.compile import compile_graph, compile_template
 from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
 from monarch.language.programs.call import leads_to
-from monarch.language.programs.effects import Again, Change, Gradients, Outcome, undoing
+from monarch.language.programs.effects import Alias, Change, Gradients, Outcome, undoing
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
@@ -184,7 +184,7 @@ class Compiled:
                 torch.set_rng_state(before)
             raise
 
-    def settle(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
+    def update_states(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
         """Give states their new values; give those of the tensors that are left in Python, by number."""
         for number, at in self.state_updates:
             cells[number].handle = handles[at]
@@ -220,7 +220,7 @@ class Compiled:
             if isinstance(leaf, Value):
                 results.append(self.result(taken, handles[taken], trace.mesh_of(leaf)))
                 taken += 1
-            elif isinstance(leaf, Again):
+            elif isinstance(leaf, Alias):
                 results.append(results[leaf.number])
             elif isinstance(leaf, Expr):
                 results.append(evaluate(leaf, scalars))
@@ -272,7 +272,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     undo = undoing(trace.changes)
 
     def bind(handles: list[Handle]) -> TakeBack | None:
-        left = compiled.settle(handles, cells)
+        left = compiled.update_states(handles, cells)
         living = {number: cell for number in left if (cell := trace.escapes[number][1]()) is not None}
         for number, cell in living.items():
             cell.set(left[number])
@@ -467,7 +467,7 @@ class Variant:
 
         def bind(handles: list[Handle]) -> TakeBack | None:
             nonlocal bound
-            left = compiled.settle(handles, cells)
+            left = compiled.update_states(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made
                 given = {ident: left[number] for ident, number in self._left.items()}
                 outcome = Outcome(trace.mesh, leaves, live, scalars, given, self._meshes, (args, kwargs))

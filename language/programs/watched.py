@@ -13,7 +13,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _disable_current_modes, _get_current_dispatch_mode_stack
 
 from monarch.language.placing.distribute import distribute
-from monarch.language.programs.call import Call
+from monarch.language.programs.call import ProgramCall
 from monarch.language.tensors.mesh import Mesh
 
 _function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -35,7 +35,7 @@ def is_watched() -> bool:
     )
 
 
-def run_itself(call: Call, mesh: Mesh) -> Any:
+def run_itself(call: ProgramCall, mesh: Mesh) -> Any:
     """Run a program's function on the call's arguments, its plain tensors on the mesh as their annotations say."""
     types = call.types(mesh, None)
 

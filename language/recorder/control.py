@@ -26,9 +26,9 @@ from monarch.language.recorder.differentiable import (
 )
 from monarch.language.recorder.recording import Recording, current_program
 from monarch.language.recorder.regions import (
-    Call,
+    RegionOp,
     RegionRecording,
-    Traced,
+    TracedRegion,
     own_values,
     recording_to,
     restored,
@@ -68,7 +68,7 @@ def _predicate(recording: Recording, pred: torch.Tensor) -> Value:
     return snapshot(recording, values_of(recording, [truth])[0])
 
 
-def _differ(message: str, first: Traced, second: Traced) -> ProgramError:
+def _differ(message: str, first: TracedRegion, second: TracedRegion) -> ProgramError:
     return ProgramError(
         message,
         hint="\n".join(f"{each.region.inside} gives {shown(each.types)}" for each in (first, second))
@@ -91,12 +91,12 @@ def _truth(value: torch.Tensor, what: str) -> torch.Tensor:
 class _Cond(Differentiable):
     """The backward pass runs the branch again, on what it read, and then backward."""
 
-    def __init__(self, outer: Recording, traced: Sequence[Traced], predicate: Value) -> None:
+    def __init__(self, outer: Recording, traced: Sequence[TracedRegion], predicate: Value) -> None:
         super().__init__(outer, traced)
         self.predicate = predicate
 
     def forward(self) -> list[DistributedTensor]:
-        call = Call.of(self.outer, self.traced)
+        call = RegionOp.of(self.outer, self.traced)
         read = {**call.reads, **call.written}
         self.hold(read)
         regions = tuple(
@@ -121,7 +121,7 @@ class _Cond(Differentiable):
                 ]
             given.append(own)
             returns.append(values_of(region, made))
-        call = Call.of(self.outer, self.traced)
+        call = RegionOp.of(self.outer, self.traced)
         read = {**call.reads, **call.written}
         call.written = {}
         regions = tuple(
@@ -173,14 +173,14 @@ def while_loop(
 
     test = trace_region(recording, "cond_fn of while_loop", condition, given)
     rounds = trace_region(recording, "body_fn of while_loop", body, given)
-    if Call.of(recording, [test]).written:
+    if RegionOp.of(recording, [test]).written:
         raise ProgramError("cond_fn of while_loop changes a tensor in place", hint="do that in body_fn.")
     types = recording.types_of(init)
     if (rounds.spec, rounds.types) != (spec, types):
         raise carried_differ("body_fn of while_loop", spec, types, rounds)
     if torch.is_grad_enabled() and any(each.requires_grad for each in rounds.results):
         raise _no_gradient()
-    call = Call.of(recording, [test, rounds])
+    call = RegionOp.of(recording, [test, rounds])
     regions = tuple(
         call.region(
             role, each, [*values_of(each.region, each.given[:-1]), call.written, call.reads], returns, index=True

@@ -14,7 +14,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.recorder.recording import Recording, current_program
 from monarch.language.recorder.regions import (
     Reads,
-    Traced,
+    TracedRegion,
     snapshot,
 )
 from monarch.language.recorder.varying import placed
@@ -26,7 +26,7 @@ class Differentiable:
     """An op with regions whose gradients may be asked for: `sources` are the tensors of the program that it has
     gradients for."""
 
-    def __init__(self, outer: Recording, traced: Sequence[Traced]) -> None:
+    def __init__(self, outer: Recording, traced: Sequence[TracedRegion]) -> None:
         self.outer = outer
         self.traced = traced
         self.held: dict[int, Value] = {}
@@ -72,7 +72,7 @@ class Differentiable:
         )
 
     def gradients(
-        self, traced: Traced, given: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor | None]
+        self, traced: TracedRegion, given: Sequence[torch.Tensor | None], inputs: Sequence[torch.Tensor | None]
     ) -> list[torch.Tensor]:
         """In a region, the gradients of these inputs of it for those `given` of its results: zeros for None."""
         pairs = [
@@ -139,7 +139,7 @@ def values_of(recording: Recording, tensors: Sequence[torch.Tensor]) -> list[Val
 
 
 def carried_differ(
-    what: str, spec: Any, types: list[TensorType], traced: Traced, count: int | None = None
+    what: str, spec: Any, types: list[TensorType], traced: TracedRegion, count: int | None = None
 ) -> ProgramError:
     made = traced.types[:count]
     shape = "" if made != types else "\nThe lists, tuples and dicts that hold them differ."

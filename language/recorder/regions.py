@@ -52,7 +52,7 @@ class RegionRecording(Recording):
         self._known: dict[int, tuple[Ref, Value]] = {}
         self._plain_before = set(outer.plain)
         """The memory of the plain tensors that the program had made before the region."""
-        self._settled = False
+        self._mesh_known = False
         """Whether it has read a tensor of the program, on whose mesh it is then."""
 
     def join(self, mesh: Mesh) -> None:
@@ -86,10 +86,10 @@ class RegionRecording(Recording):
         self.outer.value_of(ref)
         self._refuse_varying(ref.cell)
         mesh = self.outer.where(ref)
-        if mesh is not None and mesh is not self.mesh and self._settled:
+        if mesh is not None and mesh is not self.mesh and self._mesh_known:
             raise mesh_error(self.mesh, mesh)
         if mesh is not None:
-            self.mesh, self._settled = mesh, True
+            self.mesh, self._mesh_known = mesh, True
         value = self.tape.value(ref.fake)
         self._take(value)
         self.reads[id(ref.cell)] = (ref, value)
@@ -247,7 +247,7 @@ def recording_to(region: RegionRecording) -> Iterator[None]:
 
 
 @dataclass
-class Traced:
+class TracedRegion:
     """A function that was recorded as a region: what it was given (last, the number of the round), and its results,
     flattened; `tensors` says for each leaf of `spec` whether it is a tensor, and not None."""
 
@@ -271,7 +271,7 @@ def trace_region(
     inside: str,
     function: Callable[..., Any],
     args: Callable[[RegionRecording], tuple[list[DistributedTensor], Any]],
-) -> Traced:
+) -> TracedRegion:
     """Record what a function does. `args(region)` makes its inputs, and the arguments that it is called with. Raises
     ProgramError for a result that is no tensor, and for tensors that it leaves elsewhere."""
     if checkpoint_part() == "unpack_hook":
@@ -287,7 +287,7 @@ def trace_region(
         index = region.given(torch.empty((), dtype=torch.int64, device="meta"))
         returned = function(*arguments)
         leaves, spec = pytree.tree_flatten(returned)
-        made = Traced(region, [*given, index], spec)
+        made = TracedRegion(region, [*given, index], spec)
         for leaf in leaves:
             made.tensors.append(leaf is not None)
             if isinstance(leaf, torch.Tensor):
@@ -321,7 +321,7 @@ Reads = dict[int, Ref]
 
 
 @dataclass
-class Call:
+class RegionOp:
     """An op with regions, as it is put together: `reads` are the storages that its regions take as operands, `written`
     others, which they also write over, and which the op gives the new value of."""
 
@@ -330,7 +330,7 @@ class Call:
     written: Reads
 
     @staticmethod
-    def of(outer: Recording, traced: Sequence[Traced]) -> Call:
+    def of(outer: Recording, traced: Sequence[TracedRegion]) -> RegionOp:
         reads: Reads = {}
         changed: set[int] = set()
         for each in traced:
@@ -341,13 +341,15 @@ class Call:
                 if value in values:
                     changed.add(cell)
         written = {cell: reads.pop(cell) for cell in list(reads) if cell in changed}
-        return Call(outer, reads, written)
+        return RegionOp(outer, reads, written)
 
     def values(self, refs: Reads) -> tuple[Value, ...]:
         """What storages hold now."""
         return tuple(self.outer.value_of(ref) for ref in refs.values())
 
-    def region(self, role: str, traced: Traced, inputs: Sequence[Any], returns: Sequence[Value], index: bool) -> Region:
+    def region(
+        self, role: str, traced: TracedRegion, inputs: Sequence[Any], returns: Sequence[Value], index: bool
+    ) -> Region:
         """A region whose inputs are values of its own, and what storages (`Reads`) hold; then the number of the
         round."""
         own = traced.region
@@ -374,7 +376,7 @@ class Call:
         return [*made[:at], *made[at + len(left) :]]
 
 
-def own_values(traced: Traced, storages: Reads) -> tuple[Value, ...]:
+def own_values(traced: TracedRegion, storages: Reads) -> tuple[Value, ...]:
     """The values of storages of the program in a region: what they hold there now, or as its inputs what they held."""
     return tuple(traced.region.value_of(ref) for ref in storages.values())
 
@@ -395,7 +397,7 @@ def first_value(region: RegionRecording, value: Value) -> Value:
     return copy
 
 
-def restored(traced: Traced, results: Sequence[torch.Tensor]) -> Any:
+def restored(traced: TracedRegion, results: Sequence[torch.Tensor]) -> Any:
     """An op's results in the form in which its functions give them."""
     made = iter(results)
     return pytree.tree_unflatten([next(made) if each else None for each in traced.tensors], traced.spec)

@@ -26,10 +26,10 @@ from monarch.language.recorder.differentiable import (
 )
 from monarch.language.recorder.recording import Recording, current_program
 from monarch.language.recorder.regions import (
-    Call,
     Reads,
+    RegionOp,
     RegionRecording,
-    Traced,
+    TracedRegion,
     first_value,
     own_values,
     recording_to,
@@ -150,7 +150,7 @@ class _Scan(Differentiable):
     def __init__(
         self,
         outer: Recording,
-        traced: Traced,
+        traced: TracedRegion,
         carried: list[DistributedTensor],
         xs: list[DistributedTensor],
         length: int,
@@ -170,7 +170,7 @@ class _Scan(Differentiable):
 
     def forward(self) -> list[DistributedTensor]:
         body, region = self.body, self.body.region
-        call = Call.of(self.outer, self.traced)
+        call = RegionOp.of(self.outer, self.traced)
         self.hold(call.reads)
         self.written = dict(call.written)
         count = len(self.carried)
@@ -222,7 +222,7 @@ class _Scan(Differentiable):
             first, last = len(of_carry), len(found) - len(outside)
             added = [total + each for total, each in zip(sums, found[last:], strict=True)]
             returns = values_of(region, [*found[:first], *added, *found[first:last]])
-        call = Call.of(self.outer, self.traced)
+        call = RegionOp.of(self.outer, self.traced)
         call.reads = {cell: ref for cell, ref in call.reads.items() if cell not in self.written}
         call.written = {}
         own = values_of(region, body.given[:-1])

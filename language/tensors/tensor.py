@@ -254,7 +254,7 @@ class DistributedTensor(_Base):
                 hint="say what it shall be: x = monarch.layout(x, '[@data, -]').",
                 source=user_source(),
             )
-        return self._settled().type
+        return self._materialized().type
 
     @property
     def sharding(self) -> Layout:
@@ -277,7 +277,7 @@ class DistributedTensor(_Base):
                 "a tensor of a mesh has no 'device_mesh': x.mesh is its mesh, and x.to_dtensor() a DTensor"
             )
 
-    def _settled(self) -> Ref:
+    def _materialized(self) -> Ref:
         """A Ref of a whole cell that holds this tensor's value on the workers."""
         cell = self._ref.cell
         if cell.recording is not None and cell.recording is not cell.mesh.pending and cell.handle is None:
@@ -289,7 +289,7 @@ class DistributedTensor(_Base):
             return self._ref
         with torch.no_grad():
             whole: DistributedTensor = operations.clone(self.detach())
-        return whole._settled()
+        return whole._materialized()
 
     # -- fetching ------------------------------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class DistributedTensor(_Base):
     def _value(self) -> tuple[Handle, Mesh]:
         if operations.is_tracing():
             raise branch_error(user_source())
-        cell = self._settled().cell
+        cell = self._materialized().cell
         cell.mesh.settle()
         if cell.handle is None:
             cell.mesh.executor  # noqa: B018  (an abstract mesh says so)
@@ -472,7 +472,7 @@ class DistributedTensor(_Base):
             return repr(self.full_tensor())
         if self._ref.cell.mesh.is_abstract:
             return repr(self)
-        if own := self._settled().type.layout.varying:
+        if own := self._materialized().type.layout.varying:
             sizes = self.mesh.spec.sizes
             points = (dict(zip(own, at, strict=True)) for at in itertools.product(*(range(sizes[dim]) for dim in own)))
             each = (f"{at}: {self.to_local(**at)!r}" for at in points)

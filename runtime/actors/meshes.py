@@ -46,7 +46,7 @@ from monarch.runtime.actors.messages.protocol import (
 from monarch.runtime.actors.owned import Owned, done, own_end
 from monarch.runtime.actors.processes import current, logs
 from monarch.runtime.actors.processes.binding import bindings
-from monarch.runtime.actors.processes.group import Group
+from monarch.runtime.actors.processes.group import ProcMeshSpec
 from monarch.runtime.actors.processes.ownership import PlaceEnded
 from monarch.runtime.actors.processes.ports import All, One, failing
 from monarch.runtime.actors.telemetry import recording
@@ -281,7 +281,7 @@ class HostMesh(MeshAlgebra):
             commands = (tuple(bootstrap_command or self._command),)
         if isinstance(bootstrap_command, str) or (bootstrap_command is not None and not all(commands)):
             raise ValueError(f"bootstrap_command={bootstrap_command!r}: a command is a list of words, as ['python3']")
-        group = Group(
+        group = ProcMeshSpec(
             id=process.new_id(),
             name=name,
             hosts=agents,
@@ -340,7 +340,7 @@ class HostMesh(MeshAlgebra):
 class ProcMesh(Owned):
     """Processes, in which actors can be spawned."""
 
-    def __init__(self, group: Group, shape: Shape) -> None:
+    def __init__(self, group: ProcMeshSpec, shape: Shape) -> None:
         self._group = group
         self._shape = shape
         self._id = group.id
@@ -509,7 +509,7 @@ class ProcMesh(Owned):
     def __hash__(self) -> int:
         return hash((self._id, self._shape))
 
-    def __reduce__(self) -> tuple[type[ProcMesh], tuple[Group, Shape]]:
+    def __reduce__(self) -> tuple[type[ProcMesh], tuple[ProcMeshSpec, Shape]]:
         plain = replace(self._group, bootstrap=None, path=(), environ=(), settings=(), levels=(), commands=())
         return ProcMesh, (plain, self._shape)
 
@@ -522,7 +522,7 @@ def _dims_of(shape: Shape) -> str:
     return ", ".join(f"{dim}={size}" for dim, size in shape.extent.items())
 
 
-def _start(process: Process, group: Group) -> None:
+def _start(process: Process, group: ProcMeshSpec) -> None:
     """Have the processes of a group started, and wait until they can be sent messages."""
     payload = Payload.of(group)
     if any(map(host_of, group.hosts)):

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
-from monarch.runtime.controller.state import Remote
+from monarch.runtime.controller.state import RemoteTensor
 from monarch.runtime.worker.faults import Kind
 
 Resource = Literal["memory", "files", "file size"]
@@ -82,7 +82,7 @@ def flip(mesh: OnWorkers, worker: int, tensor: Valued, bit: int = 0) -> None:
     """Flip a bit of what a worker holds of a distributed tensor, as broken memory does: nobody is told. Bits are
     numbered from the first element's lowest. MonarchError for a tensor that is not on the mesh."""
     on, (handle, _) = _executor(mesh, worker), tensor._value()
-    if not isinstance(handle, Remote) or handle.owner is not on:
+    if not isinstance(handle, RemoteTensor) or handle.owner is not on:
         raise MonarchError(
             "bits are flipped in tensors that are on the mesh", hint="chaos.flip(mesh, 1, model.weight)."
         )

@@ -19,7 +19,15 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.control import limits
 from monarch.runtime.control.connect import METHOD, OPTIONS
 from monarch.runtime.control.connections import Connections
-from monarch.runtime.control.handshake import Agreed, Ended, HostHandshake, Refused, Release, Session, VersionsDiffer
+from monarch.runtime.control.handshake import (
+    Agreed,
+    HostHandshake,
+    Refused,
+    Release,
+    Session,
+    SessionOver,
+    VersionsDiffer,
+)
 from monarch.runtime.control.host_info import describe, release
 from monarch.runtime.control.hub import Hub
 from monarch.runtime.control.inbox import Handoff, Inbox
@@ -31,8 +39,8 @@ from monarch.runtime.control.records import (
     Attach,
     Close,
     HostInfo,
+    HostPart,
     Malformed,
-    Part,
     Progress,
     Record,
     Start,
@@ -170,7 +178,7 @@ class Agent:
         except VersionsDiffer as error:
             log.warning("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except Ended as error:
+        except SessionOver as error:
             log.info("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except Refused as error:
@@ -220,16 +228,16 @@ class Agent:
         return handshake
 
     def _find(self, name: bytes) -> Session:
-        """Raises Ended."""
+        """Raises SessionOver."""
         session = self.sessions.get(name)
         if session is not None and session.ends is None:
             return session.known
         if reason := self._given_up.get(name):
-            raise Ended(f"the host has given this controller up: {reason}")
-        raise Ended("the session is over")
+            raise SessionOver(f"the host has given this controller up: {reason}")
+        raise SessionOver("the session is over")
 
     def _session(self, handshake: HostHandshake, peer: str) -> _Session:
-        """The session of a connection, which may have had others before. Raises Ended."""
+        """The session of a connection, which may have had others before. Raises SessionOver."""
         if not handshake.session.name:
             return _Session(self, handshake.session, peer)
         self._find(handshake.session.name)
@@ -347,7 +355,7 @@ class _Service:
         await self._inbox.room()
 
     def put(self, record: Record) -> None:
-        assert isinstance(record, Start | Part)
+        assert isinstance(record, Start | HostPart)
         message = self._assembly.take(record)
         if message is not None:
             assert self._info is not None

@@ -16,9 +16,9 @@ from monarch.runtime.control.records import (
     Close,
     Forget,
     HostInfo,
+    HostPart,
     Lost,
     Malformed,
-    Part,
     Progress,
     Ranges,
     Record,
@@ -57,7 +57,7 @@ def _write(to: pb.Record, record: Record, pieces: list[Any]) -> None:
                 )
             )
             pieces.append(data)
-        case Part(mesh, host, data):
+        case HostPart(mesh, host, data):
             to.part.CopyFrom(pb.Part(mesh=mesh, host=host, data=len(data)))
             pieces.append(data)
         case Progress(kind, mesh, numbers):
@@ -146,10 +146,10 @@ def _ranges(flat: Sequence[int]) -> Ranges:
     return tuple(zip(flat[::2], flat[1::2], strict=True))
 
 
-def _part(part: pb.Part, data: memoryview) -> Part:
+def _part(part: pb.Part, data: memoryview) -> HostPart:
     if not data:
         raise Malformed("a part of a message is empty")
-    return Part(part.mesh, _number(part.host), data)
+    return HostPart(part.mesh, _number(part.host), data)
 
 
 def _progress(progress: pb.Progress) -> Progress:

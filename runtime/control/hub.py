@@ -12,7 +12,7 @@ from monarch.runtime.control.connect import Connection, Unreachable, connect, re
 from monarch.runtime.control.handshake import Release
 from monarch.runtime.control.loop import log
 from monarch.runtime.control.records import Close, Malformed, Record
-from monarch.runtime.control.relay import PARENT, SERVICE, Call, Drop, Event, Gone, Relay, Send, Up
+from monarch.runtime.control.relay import PARENT, SERVICE, Dial, Drop, Event, Gone, Relay, Send, Up
 from monarch.runtime.control.security import Security
 from monarch.runtime.control.stream import Broken, Connected, Silent, Stream
 
@@ -65,7 +65,7 @@ class Hub:
                     case Send(to, record):
                         if to in self._streams:
                             self._streams[to].put(record)
-                    case Call(child):
+                    case Dial(child):
                         self._tasks[child] = asyncio.ensure_future(self._run(action))
                     case Drop(child, reason):
                         self._faults.setdefault(child, reason)
@@ -85,7 +85,7 @@ class Hub:
             if self._service is not None:
                 await self._service.room()
 
-    async def _run(self, call: Call) -> None:
+    async def _run(self, call: Dial) -> None:
         """One child, from the first connection to its end."""
         address, timeout = call.attach.addresses[0], call.attach.timeout
         reason = "its stream failed"
@@ -122,7 +122,7 @@ class Hub:
             if not self._closing:
                 self.handle(Gone(call.child, self._faults.get(call.child, reason)))
 
-    async def _run_on(self, connection: Connection, stream: Stream, call: Call) -> tuple[str, float]:
+    async def _run_on(self, connection: Connection, stream: Stream, call: Dial) -> tuple[str, float]:
         """Run a stream on a connection. Why that has ended, and until when the stream is to go on over another one, by
         the loop's clock; 0 where it is not."""
         try:

@@ -17,8 +17,8 @@ from monarch.runtime.control.records import (
     Attached,
     Close,
     Forget,
+    HostPart,
     Lost,
-    Part,
     Progress,
     Record,
     Start,
@@ -32,7 +32,7 @@ class Outbox:
         self._limit = limits.QUEUE_BYTES if limit is None else limit
         self._first: deque[Record] = deque()
         self._progress: dict[tuple[int, str], Progress] = {}
-        self._lanes: dict[tuple[int, int], deque[Start | Part | Forget]] = {}
+        self._lanes: dict[tuple[int, int], deque[Start | HostPart | Forget]] = {}
         self._losses: list[Lost] = []
         self._turns: deque[tuple[int, int]] = deque()
         self._close: list[Record] = []
@@ -50,7 +50,7 @@ class Outbox:
             self._progress[record.mesh, record.kind] = record
             return
         self.waiting += cost(record)
-        if isinstance(record, Start | Part | Forget):
+        if isinstance(record, Start | HostPart | Forget):
             key = (record.mesh, 0 if isinstance(record, Forget) else record.host)
             if key not in self._lanes:
                 self._lanes[key] = deque()
@@ -84,7 +84,7 @@ class Outbox:
             else:
                 break
             self.waiting -= cost(record)
-            head += cost(record) - (len(record.data) if isinstance(record, Start | Part) else 0)
+            head += cost(record) - (len(record.data) if isinstance(record, Start | HostPart) else 0)
             taken.append(record)
         return taken
 
@@ -101,14 +101,14 @@ class Outbox:
                 return lost
         return None
 
-    def _turn(self) -> Start | Part | Forget:
+    def _turn(self) -> Start | HostPart | Forget:
         """One record of the lane whose turn it is; of a long one its first part."""
         key = self._turns.popleft()
         lane = self._lanes[key]
         record = lane.popleft()
-        if isinstance(record, Start | Part) and len(record.data) > limits.PART_BYTES:
+        if isinstance(record, Start | HostPart) and len(record.data) > limits.PART_BYTES:
             view = memoryview(record.data)
-            lane.appendleft(Part(record.mesh, record.host, view[limits.PART_BYTES :]))
+            lane.appendleft(HostPart(record.mesh, record.host, view[limits.PART_BYTES :]))
             self.waiting += limits.RECORD_COST  # there is one record more than there was
             record = replace(record, data=view[: limits.PART_BYTES])
         if lane:
@@ -123,7 +123,7 @@ def cost(record: Record) -> int:
     match record:
         case Start(head=head, data=data, targets=targets):
             return limits.RECORD_COST + len(head) + len(data) + 8 * len(targets or ())
-        case Part(data=data):
+        case HostPart(data=data):
             return limits.RECORD_COST + len(data)
         case Attach(addresses=texts):
             return limits.RECORD_COST + sum(map(len, texts))

@@ -84,7 +84,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class HostPart:
     mesh: int
     host: int
     data: Any
@@ -114,7 +114,7 @@ class Close:
     reason: str = ""
 
 
-Record = Beat | Attach | Attached | Start | Part | Progress | Lost | Forget | Close
+Record = Beat | Attach | Attached | Start | HostPart | Progress | Lost | Forget | Close
 
 
 def started(message: Message, *, host: int = 0, targets: Ranges | None = None) -> Start:
@@ -147,7 +147,7 @@ class Assembly:
 
     _open: dict[tuple[int, int], tuple[Start, bytearray, int]] = field(default_factory=dict)
 
-    def take(self, record: Start | Part) -> Message | None:
+    def take(self, record: Start | HostPart) -> Message | None:
         """The message that this record completes."""
         lane = (record.mesh, record.host)
         if isinstance(record, Start):

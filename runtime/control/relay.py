@@ -27,9 +27,9 @@ from monarch.runtime.control.records import (
     Attached,
     Forget,
     HostInfo,
+    HostPart,
     Lost,
     Malformed,
-    Part,
     Progress,
     Ranges,
     Record,
@@ -50,7 +50,7 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class Dial:
     """Open a stream to `attach.addresses[0]`, send it the record, and know it as `child` from now on."""
 
     child: int
@@ -96,7 +96,7 @@ class Gone:
 
 
 Event = Down | Up | Ready | Gone
-Action = Send | Call | Drop
+Action = Send | Dial | Drop
 
 
 @dataclass
@@ -168,7 +168,7 @@ class Relay:
                 return self._call(record.number + first, record.addresses[first:])
             case Start():
                 return self._start(record)
-            case Part():
+            case HostPart():
                 return self._part(record)
             case Forget(mesh):
                 self._members.pop(mesh, None)
@@ -190,7 +190,7 @@ class Relay:
         self._note(record.mesh, to, record.size - len(record.data))
         return [Send(each, record) for each in to if self._reachable(each)]
 
-    def _part(self, record: Part) -> list[Action]:
+    def _part(self, record: HostPart) -> list[Action]:
         if record.mesh not in self._open:
             raise Malformed(f"a part of mesh {record.mesh} belongs to no message")
         to, left = self._open.pop(record.mesh)
@@ -232,7 +232,7 @@ class Relay:
             self._children.append(
                 _Child(attach.number, attach.stop, piece, unheard=set(range(attach.number, attach.stop)))
             )
-            actions.append(Call(len(self._children) - 1, attach))
+            actions.append(Dial(len(self._children) - 1, attach))
         return actions or self._answer()
 
     def _answer(self) -> list[Action]:
@@ -254,7 +254,7 @@ class Relay:
 
     def _up(self, source: int, record: Record) -> list[Action]:
         match record:
-            case Start(host=host) | Part(host=host):
+            case Start(host=host) | HostPart(host=host):
                 self._check(source, host, host + 1)
                 return [Send(PARENT, record)]
             case Progress():

@@ -23,8 +23,8 @@ from monarch.runtime.control.records import (
     Attached,
     Forget,
     HostInfo,
+    HostPart,
     Lost,
-    Part,
     Progress,
     Record,
     Start,
@@ -219,7 +219,7 @@ class _Up:
 
     def put(self, record: Record) -> None:
         match record:
-            case Start() | Part():
+            case Start() | HostPart():
                 if (message := self._assembly.take(record)) is not None:
                     self._tree._inbox.put(message, limits.RECORD_COST + len(message.data))
             case Progress(kind, mesh, numbers):

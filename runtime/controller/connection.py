@@ -71,7 +71,7 @@ class Connection(ABC):
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
         self.healing = False
-        self._settled = False  # what the survivors of a death hold is known
+        self._concluded = False  # what the survivors of a death hold is known
         self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
         self.hosts = 1
@@ -229,8 +229,8 @@ class Connection(ABC):
         if self.state.dead is not None:
             self.told = True
             self.lost()
-            if not self._settled and self.actor_processes is None:
-                self.settle_death(PATIENCE)
+            if not self._concluded and self.actor_processes is None:
+                self.await_survivors(PATIENCE)
             raise self.state.refused(program)
 
     # -- being watched (see `liveness`) ----------------------------------------------------------------------------
@@ -265,11 +265,11 @@ class Connection(ABC):
 
     # -- after a death -----------------------------------------------------------------------------------------------
 
-    def settle_death(self, seconds: float, anew: bool = False) -> bool:
+    def await_survivors(self, seconds: float, anew: bool = False) -> bool:
         """Once the mesh has lost a worker, wait until the others have ended their session: then it is known which steps
         are done. Whether they have, after so many seconds at most, of all calls together unless `anew`; after less
         where all that are waited for have been stopped. With the lock held."""
-        if self._settled:
+        if self._concluded:
             return True
         now = time.monotonic()
         self._patience = now + seconds if anew else self._patience or now + seconds
@@ -278,11 +278,11 @@ class Connection(ABC):
         self._stop_all()
         for rank in state.expected:
             self.say(rank, wire.numbers(wire.HOW_FAR))
-        while not self._settled:
+        while not self._concluded:
             self._hear()
             if state.is_quiet:
-                state.settled()
-                self._settled = True
+                state.conclude()
+                self._concluded = True
             elif not state.expected:
                 for rank, (step, committed) in state.verdicts().items():
                     if rank not in answered:
@@ -294,9 +294,9 @@ class Connection(ABC):
                 look = now + _STOPPED_SECONDS
                 if set(state.expected) <= set(self.stopped()):
                     break
-            if not self._settled:
+            if not self._concluded:
                 self._sleep([rank for rank in range(self.mesh.workers) if rank not in state.quiet.keys() | state.gone])
-        return self._settled
+        return self._concluded
 
     def ask_survivors(self, records: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
         """What workers answer that have ended their session, by rank: each is asked with its kind of packet, and what
@@ -319,7 +319,7 @@ class Connection(ABC):
     def renew(self) -> None:
         """Begin a new session, with the workers that live and new ones for the others. With the lock held.
         Raises MonarchError where that cannot be."""
-        self._settled, self._patience, self.told = False, 0.0, False
+        self._concluded, self._patience, self.told = False, 0.0, False
         self.staging = Space(STAGING_BYTES, restart=True)
         dead, gone, before = self.state.dead, dict(self.state.gone), self.state.first
         self.state.renewed()

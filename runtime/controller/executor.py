@@ -43,7 +43,7 @@ from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
-from monarch.runtime.controller.state import Again, PlanRecord, Remote, Step
+from monarch.runtime.controller.state import PlanRecord, RemoteTensor, Replay, Step
 from monarch.runtime.controller.storing import Storing
 from monarch.runtime.processes.looking import Seen
 from monarch.runtime.shared import memory, wire
@@ -120,7 +120,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
 
     def put(
         self, tensor: torch.Tensor, type: TensorType, lent: bool = False, part: PartExecutor | None = None
-    ) -> Remote:
+    ) -> RemoteTensor:
         with self._lock:
             self.connection.enter()
             handle = self._put(tensor, type, part, lent=lent)
@@ -136,7 +136,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         part: PartExecutor | None,
         what: str = "the tensor",
         lent: bool = False,
-    ) -> Remote:
+    ) -> RemoteTensor:
         start = clock()
         on = part or self
         mesh, place = on.mesh, None if part is None else part.place
@@ -159,7 +159,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             memory.require(total, f"{type} on {mesh.workers} workers", memory.available_bytes)
         id = self.state.handles(1)
         name = f"put {type}"
-        made = Remote(id, self._types.setdefault(type, type), Step(name), on, self._freed)
+        made = RemoteTensor(id, self._types.setdefault(type, type), Step(name), on, self._freed)
         self._handles.add(id, [made])
         alone = self._mesh.workers > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
         if place is not None:
@@ -172,9 +172,9 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             if inline or not lent:
                 parts = [b"".join(parts)]
             if inline:
-                step.again = Again(blocks.head(id, wire.INLINE, piece) + parts[0], makes=(id,))
+                step.again = Replay(blocks.head(id, wire.INLINE, piece) + parts[0], makes=(id,))
             else:
-                step.again = Again(partial(blocks.head, id, piece=piece), parts, (id,))
+                step.again = Replay(partial(blocks.head, id, piece=piece), parts, (id,))
             step.placed = alone
             steps.append(step)
             self._give(step)
@@ -247,7 +247,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             for at, (argument, dtype) in enumerate(zip(arguments, record.dtypes, strict=True)):
                 if dtype is not None:
                     values.append(self._number_for(record, at, argument, dtype))
-                elif type(argument) is Remote:
+                elif type(argument) is RemoteTensor:
                     if (
                         argument.owner is not on
                         or argument.taken_by is not None
@@ -266,12 +266,14 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 self._flush_freed()
             state = self.state
             base = state.handles(len(record.output_types))
-            donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is Remote])
+            donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is RemoteTensor])
             step = Step(record.name, donated, record.place)
             step.receivers = record.receivers
             if donated:
                 step.previous = (record, base, arguments)
-            remotes = [Remote(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)]
+            remotes = [
+                RemoteTensor(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)
+            ]
             if record.owners is not None:
                 for remote, giver in zip(remotes, record.givers, strict=True):
                     remote.owner = giver
@@ -288,7 +290,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             if freed:
                 body += struct.pack(f"={freed}q", *ids)
             step.commits = bool(record.donated)
-            step.again = Again(body, (), range(base, base + len(made)), plan, record)
+            step.again = Replay(body, (), range(base, base + len(made)), plan, record)
             self._give(step)
             if freed:
                 del self._freeing[:freed]
@@ -345,7 +347,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         """Raise what is wrong with an argument; return where nothing is."""
         spec = record.inputs[at]
         what = f"{spec.kind} {spec.label!r} of plan '{record.name}'"
-        if not isinstance(argument, Remote):
+        if not isinstance(argument, RemoteTensor):
             raise MonarchError(f"{what} is {spec.type}, and a {type(argument).__name__} was given")
         self._own(argument, what, part)
         self.state.refuse_donated(argument, what)
@@ -491,7 +493,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             ids = self._next_freed()
             number = len(ids)
             step = Step("free")
-            step.again = Again(wire.numbers(wire.FREE, *ids))
+            step.again = Replay(wire.numbers(wire.FREE, *ids))
             self._give(step)
             del ids[:number]
         while self._unloaded:
@@ -511,9 +513,9 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         if not known:
             self.connection.catch_up(commands, place)
 
-    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> RemoteTensor:
         on = part or self
-        if not isinstance(handle, Remote) or handle.owner is not on:
+        if not isinstance(handle, RemoteTensor) or handle.owner is not on:
             raise MonarchError(
                 f"{what} is not on this mesh, {on.mesh}",
                 hint="fetch it there and distribute it here.",

@@ -16,7 +16,7 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.replies import Replies
-from monarch.runtime.controller.state import ControllerState, Remote, Step
+from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.place import Place
@@ -37,7 +37,7 @@ class Fetching(ABC):
     _log: bool
 
     @abstractmethod
-    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote: ...
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> RemoteTensor: ...
 
     @abstractmethod
     def _flush_freed(self) -> None: ...
@@ -46,7 +46,7 @@ class Fetching(ABC):
     def until(self, commands: int, place: Place | None = None, known: bool = False) -> None: ...
 
     @abstractmethod
-    def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]: ...
+    def _from_survivors(self, remote: RemoteTensor, ranks: Sequence[int]) -> list[torch.Tensor]: ...
 
     @abstractmethod
     def _say(self, text: str) -> None: ...
@@ -87,7 +87,7 @@ class Fetching(ABC):
                 if step.sequence >= 0:
                     self._did("fetch", handle.type, start, step.sequence)
 
-    def _shards(self, remote: Remote, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
+    def _shards(self, remote: RemoteTensor, ranks: Sequence[int], step: Step) -> list[torch.Tensor]:
         with self._lock:
             self.connection.enter()
             size = remote.type.nbytes * len(ranks)
@@ -115,7 +115,9 @@ class Fetching(ABC):
             if not self.state.is_done(step):  # no variable has the error: it would hold its own frames for ever
                 raise self.state.lost_step(step) from None
 
-    def _copied(self, remote: Remote, numbers: Sequence[int], start: int, quiet: bool) -> list[torch.Tensor] | None:
+    def _copied(
+        self, remote: RemoteTensor, numbers: Sequence[int], start: int, quiet: bool
+    ) -> list[torch.Tensor] | None:
         """What workers with these numbers hold of a small result, where they have copied it with the step that made it,
         and it still stands there."""
         results, ranks = self.connection.results, remote.owner.place.ranks
@@ -170,7 +172,7 @@ class Fetching(ABC):
 
     def wait(self, handle: Handle, part: PartExecutor | None = None) -> None:
         start = clock()
-        if part is None and isinstance(handle, Remote) and isinstance(handle.owner, PartExecutor):
+        if part is None and isinstance(handle, RemoteTensor) and isinstance(handle.owner, PartExecutor):
             part = self._parts.get(handle.owner.place.shape)  # of a step over several parts, say
         remote = self._own(handle, "the value that is waited for", part)
         step = remote.step
@@ -183,7 +185,7 @@ class Fetching(ABC):
             self._did("wait", step.name, start, step.sequence)
             self.state.check(step)
 
-    def recover(self, handle: Handle, wait: bool = True, part: PartExecutor | None = None) -> Remote:
+    def recover(self, handle: Handle, wait: bool = True, part: PartExecutor | None = None) -> RemoteTensor:
         """See `Executor.recover`."""
         remote = self._own(handle, "the value", part)
         if wait:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.runtime.controller.placing import places_of
-from monarch.runtime.controller.state import ControllerState, Remote, Step
+from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
@@ -31,14 +31,14 @@ class Located(NamedTuple):
     place: Place
 
 
-def located(handle: Remote) -> Located:
+def located(handle: RemoteTensor) -> Located:
     """What a handle's value is, and where."""
     return Located(handle.type, handle.owner.place)
 
 
 @dataclass
 class _Kept:
-    handle: weakref.ref[Remote]
+    handle: weakref.ref[RemoteTensor]
     id: int
     size: int
     steps: list[Step]
@@ -55,7 +55,7 @@ class Placed:
         self._kept: list[_Kept] = []
         self._look_at = 64
 
-    def keep(self, handle: Remote, steps: list[Step], size: int) -> None:
+    def keep(self, handle: RemoteTensor, steps: list[Step], size: int) -> None:
         """Keep the steps that place a value of so many bytes."""
         self._kept.append(_Kept(weakref.ref(handle), handle.id, size, steps))
         if len(self._kept) >= self._look_at:
@@ -84,7 +84,7 @@ class Placed:
         """Whether a handle's value can be placed again."""
         return any(each.id == id for each in self._kept)
 
-    def moved(self, handles: Mapping[int, Remote]) -> None:
+    def moved(self, handles: Mapping[int, RemoteTensor]) -> None:
         """The values stand behind other handles from now on, by their ids; what is not there is of no use any more."""
         kept = [each for each in self._kept if each.id in handles]
         self._kept = [replace(each, handle=weakref.ref(handles[each.id])) for each in kept]
@@ -99,10 +99,10 @@ class Handles:
     knows each that lives."""
 
     def __init__(self) -> None:
-        self._known: dict[int, weakref.ref[Remote]] = {}
+        self._known: dict[int, weakref.ref[RemoteTensor]] = {}
         self._look_at = 1024
 
-    def add(self, first: int, handles: Sequence[Remote]) -> None:
+    def add(self, first: int, handles: Sequence[RemoteTensor]) -> None:
         """Handles with the numbers from `first` on."""
         self._known.update(zip(range(first, first + len(handles)), map(weakref.ref, handles), strict=True))
 
@@ -114,7 +114,7 @@ class Handles:
                     self._known.pop(id, None)
             self._look_at = 1024 + 2 * len(self._known)
 
-    def live(self) -> list[Remote]:
+    def live(self) -> list[RemoteTensor]:
         return [handle for known in list(self._known.values()) if (handle := known()) is not None]
 
 

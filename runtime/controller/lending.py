@@ -12,7 +12,7 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import TensorType
 from monarch.runtime.controller.connection import ActorProcesses, Connection
 from monarch.runtime.controller.healing import Handles
-from monarch.runtime.controller.state import ControllerState, Remote, Step
+from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
@@ -34,7 +34,7 @@ class Lending(ABC):
     _lent: int
 
     @abstractmethod
-    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote: ...
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> RemoteTensor: ...
 
     @abstractmethod
     def _flush_freed(self) -> None: ...
@@ -48,13 +48,13 @@ class Lending(ABC):
         """For something that is lent to actors: a new one."""
         return next(self._numbers)
 
-    def owned(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote:
+    def owned(self, handle: Handle, what: str, part: PartExecutor | None = None) -> RemoteTensor:
         """The handle, which is this mesh's, and whose value no step has taken. Raises MonarchError."""
         remote = self._own(handle, what, part)
         self.state.refuse_donated(remote, what)
         return remote
 
-    def lend(self, number: int, values: Sequence[Remote], messages: Sequence[int]) -> None:
+    def lend(self, number: int, values: Sequence[RemoteTensor], messages: Sequence[int]) -> None:
         """Have the workers lend values, each to so many messages in its process (see `worker.exchange`)."""
         with self._lock:
             self.connection.enter()
@@ -80,6 +80,6 @@ class Lending(ABC):
             self.connection.command(step, wire.numbers(wire.ADOPT, number, base, len(types), *where))
             self.connection.publish()
             types = [self._types.setdefault(type_, type_) for type_ in types]
-            adopted = [Remote(base + at, type_, step, on, self._freed) for at, type_ in enumerate(types)]
+            adopted = [RemoteTensor(base + at, type_, step, on, self._freed) for at, type_ in enumerate(types)]
             self._handles.add(base, adopted)
             return [*adopted]

@@ -15,7 +15,7 @@ from monarch.compiler.plan import MeshSpec, MonarchError, TensorType
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Handles, Pairs, Placed, copies, find_sources
 from monarch.runtime.controller.snapshots import Snapshots
-from monarch.runtime.controller.state import ControllerState, Owner, Remote, Step
+from monarch.runtime.controller.state import ControllerState, Owner, RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class _Move:
     """A handle that is to stand for another value: the id, type, step and owner that it gets."""
 
-    handle: Remote
+    handle: RemoteTensor
     id: int
     type: TensorType
     step: Step
     owner: Owner
 
     @staticmethod
-    def of(handle: Remote, value: Remote, owner: Owner) -> _Move:
+    def of(handle: RemoteTensor, value: RemoteTensor, owner: Owner) -> _Move:
         return _Move(handle, value.id, value.type, value.step, owner)
 
 
@@ -81,7 +81,7 @@ class Moving(ABC):
 
     def placed(self, handle: Handle) -> bool:
         """See `Resizable.placed`."""
-        assert isinstance(handle, Remote)
+        assert isinstance(handle, RemoteTensor)
         return self._placed.has(handle.id)
 
     def take_hosts(self, shape: Shape) -> bool:
@@ -101,7 +101,7 @@ class Moving(ABC):
             self.connection.enter()
             values: dict[Pairs, dict[int, TensorType]] = {}
             for handle in handles:
-                assert isinstance(handle, Remote)
+                assert isinstance(handle, RemoteTensor)
                 pairs = find_sources(handle.type, place, handle.owner.place.members)
                 if pairs is None:
                     raise MonarchError(f"no worker of {handle.owner.place.mesh} has all blocks of {handle.type}")
@@ -120,7 +120,7 @@ class Moving(ABC):
 
     def carry(self, handle: Handle, shape: Shape, type: TensorType) -> None:
         """See `Resizable.carry`."""
-        assert isinstance(handle, Remote)
+        assert isinstance(handle, RemoteTensor)
         handle.owner, handle.type, handle.copied = self.over(shape), type, None
 
     def move(
@@ -143,7 +143,7 @@ class Moving(ABC):
             ]
             kept: list[int] = []
             for handle, value in pairs:
-                assert isinstance(handle, Remote) and isinstance(value, Remote)
+                assert isinstance(handle, RemoteTensor) and isinstance(value, RemoteTensor)
                 moves.append(_Move.of(handle, value, to))
                 if value is handle:
                     kept.append(handle.id)

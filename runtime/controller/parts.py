@@ -15,7 +15,7 @@ from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.replicas import Names
-from monarch.runtime.controller.state import PlanRecord, Remote, Step
+from monarch.runtime.controller.state import PlanRecord, RemoteTensor, Step
 from monarch.runtime.controller.storing import WorkersWriting
 from monarch.runtime.shared.place import Place
 
@@ -41,7 +41,7 @@ class PartExecutor:
         """Of another part of the whole mesh."""
         return self.whole.over(shape)
 
-    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> Remote:
+    def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> RemoteTensor:
         return self.whole.put(tensor, type, lent, self)
 
     def run(self, plan: Plan, arguments: Sequence[Argument], bind: Bind | None = None) -> list[Handle]:
@@ -61,7 +61,7 @@ class PartExecutor:
     def wait(self, handle: Handle) -> None:
         self.whole.wait(handle, self)
 
-    def recover(self, handle: Handle, wait: bool = True) -> Remote:
+    def recover(self, handle: Handle, wait: bool = True) -> RemoteTensor:
         return self.whole.recover(handle, wait, self)
 
     def undo(self) -> None:
@@ -134,10 +134,10 @@ class PartExecutor:
     def number(self) -> int:
         return self.whole.number()
 
-    def owned(self, handle: Handle, what: str) -> Remote:
+    def owned(self, handle: Handle, what: str) -> RemoteTensor:
         return self.whole.owned(handle, what, self)
 
-    def lend(self, number: int, values: Sequence[Remote], messages: Sequence[int]) -> None:
+    def lend(self, number: int, values: Sequence[RemoteTensor], messages: Sequence[int]) -> None:
         of_rank = dict(zip(self.place.ranks, messages, strict=True))
         self.whole.lend(number, values, [of_rank.get(rank, 0) for rank in self.whole.place.ranks])
 

@@ -14,7 +14,7 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import MeshSpec, ReplicaError
 from monarch.compiler.survival import value_line
 from monarch.runtime.controller.healing import Located, blocks_by_rank, located
-from monarch.runtime.controller.state import Remote, Step
+from monarch.runtime.controller.state import RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
@@ -57,9 +57,9 @@ class Replicas:
         self._commits += step.commits
         self.due = self.due or (self._every > 0 and self._commits >= self._every)
 
-    def ask(self, live: Iterable[Remote]) -> Iterator[tuple[Step, bytes]]:
+    def ask(self, live: Iterable[RemoteTensor]) -> Iterator[tuple[Step, bytes]]:
         """The commands that are to be given now, behind all that makes the `live` handles."""
-        names = {handle.id: name for name, handle in self._names() if isinstance(handle, Remote)}
+        names = {handle.id: name for name, handle in self._names() if isinstance(handle, RemoteTensor)}
         values = [
             (handle.id, (names.get(handle.id, "a value"), located(handle)))
             for handle in live

@@ -35,7 +35,7 @@ from monarch.runtime.controller.placing import Blocks
 from monarch.runtime.controller.replicas import Names, Replicas, error_of
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
-from monarch.runtime.controller.state import Again, ControllerState, PlanRecord, Remote, Step, fresh
+from monarch.runtime.controller.state import ControllerState, PlanRecord, RemoteTensor, Replay, Step, fresh
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.place import Place
 
@@ -211,10 +211,10 @@ class Restoring(ABC):
 
     # -- after a death -----------------------------------------------------------------------------------------------
 
-    def _from_survivors(self, remote: Remote, ranks: Sequence[int]) -> list[torch.Tensor]:
+    def _from_survivors(self, remote: RemoteTensor, ranks: Sequence[int]) -> list[torch.Tensor]:
         """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
         with self._lock:
-            if not self.connection.settle_death(PATIENCE):
+            if not self.connection.await_survivors(PATIENCE):
                 late = ", ".join(map(str, self.state.expected))
                 raise MonarchError(
                     f"a value of {self._mesh} cannot be read: it has lost a worker, and {late} do not answer",
@@ -282,7 +282,7 @@ class Restoring(ABC):
         """Find out who is left, and with what; give up the steps that are not to be applied."""
         connection, state, mesh = self.connection, self.state, self._mesh
         state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
-        if not connection.settle_death(_HEAL_SECONDS, anew=True):
+        if not connection.await_survivors(_HEAL_SECONDS, anew=True):
             late, stopped = set(state.expected), set(connection.stopped()) & set(state.expected)
             what = ", ".join(f"{rank} (stopped by a signal)" if rank in stopped else str(rank) for rank in sorted(late))
             raise MonarchError(
@@ -347,7 +347,7 @@ class Restoring(ABC):
             found.way_back = self.kept_snapshots.way_back(found.values.keys()) if found.lost else None
         return found
 
-    def _copies(self, remote: Remote, ranks: Sequence[int]) -> dict[int, torch.Tensor]:
+    def _copies(self, remote: RemoteTensor, ranks: Sequence[int]) -> dict[int, torch.Tensor]:
         """What these workers hold of a small result, from copies that stand; by rank."""
         if remote.copied is None or not self.state.places.has(remote.copied[0]):
             return {}
@@ -357,7 +357,7 @@ class Restoring(ABC):
         found = {rank: results[holders[blocks[rank]]].read(at, small) for rank in ranks if blocks[rank] in holders}
         return {rank: value for rank, value in found.items() if value is not None}
 
-    def _from_copies(self, remote: Remote | None, holders: Set[int]) -> Step | None:
+    def _from_copies(self, remote: RemoteTensor | None, holders: Set[int]) -> Step | None:
         """What gives a small result to the workers that are not among its `holders`, where all copies of it stand that
         this takes."""
         if remote is None:
@@ -374,7 +374,7 @@ class Restoring(ABC):
         data = b"".join(row.numpy().tobytes() for row in rows)
         record = given.head(remote.id, wire.INLINE, slice(0, len(rows[0]))) + data
         step = Step(f"put {remote.type}", place=remote.step.place)
-        step.again = Again(record, makes=(remote.id,))
+        step.again = Replay(record, makes=(remote.id,))
         return step
 
     def _heal(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> None:
@@ -509,7 +509,7 @@ class Restoring(ABC):
         found: list[tuple[str, Located]] = []
         for name, handle in states:
             with suppress(MonarchError):
-                assert isinstance(handle, Remote)
+                assert isinstance(handle, RemoteTensor)
                 recovered = self.state.newest(handle)
                 if recovered.id in lost:
                     found.append((name, located(recovered)))

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.compiler.survival import worker_bytes
 from monarch.runtime.controller.healing import Located, Pairs, blocks_by_rank, copies, find_sources, located
-from monarch.runtime.controller.state import Again, ControllerState, Remote, Step
+from monarch.runtime.controller.state import ControllerState, RemoteTensor, Replay, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
@@ -112,11 +112,11 @@ class Snapshots:
         return self._size > times * LOG_BYTES or len(log) > times * LOG_STEPS
 
     @property
-    def _log(self) -> deque[tuple[Step, Again]]:
+    def _log(self) -> deque[tuple[Step, Replay]]:
         assert self._state.log is not None
         return self._state.log
 
-    def take(self, live: Sequence[Remote]) -> tuple[Step, bytes]:
+    def take(self, live: Sequence[RemoteTensor]) -> tuple[Step, bytes]:
         """Take one: the command, which is to be given now, behind all that makes the `live` handles."""
         candidates = [
             (each.id, located(each), each.step, each.taken_by)
@@ -212,7 +212,7 @@ class Snapshots:
                     records += copies(types, place.mesh, ((keeper, rank),), wire.GIVE, [whole.number])
         return records
 
-    def _since(self) -> list[tuple[Step, Again]]:
+    def _since(self) -> list[tuple[Step, Replay]]:
         """What was given since, but for what failed, in order; once, though a former healing has given it again, or was
         about to, as a step without a number shows."""
         assert self._whole is not None
@@ -237,7 +237,7 @@ class Snapshots:
         return [step for step, _ in since]
 
 
-def snapshot_bytes(live: Sequence[Remote], copies: int, each: int) -> int:
+def snapshot_bytes(live: Sequence[RemoteTensor], copies: int, each: int) -> int:
     """How much a worker holds at most for snapshots of such values: the last that is whole, and one under way. `each`
     is as for `_is_alone`."""
     values = map(located, live)

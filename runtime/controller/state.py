@@ -72,7 +72,7 @@ class Owner(Protocol):
     def place(self) -> Place: ...
 
 
-class Remote:
+class RemoteTensor:
     """A tensor on the workers: what `Executor.put` and `run` give. Dropping it frees the tensor there."""
 
     __slots__ = ("__weakref__", "_freed", "copied", "id", "owner", "step", "taken_by", "type")
@@ -109,7 +109,7 @@ class Step:
     # How to find what a state was before the step: the plan, the first output's handle, and the arguments.
     Previous = tuple["PlanRecord", int, Sequence[object]]
 
-    def __init__(self, name: str, donated: tuple[Remote, ...] = (), place: Place | None = None) -> None:
+    def __init__(self, name: str, donated: tuple[RemoteTensor, ...] = (), place: Place | None = None) -> None:
         self.sequence = -1
         self.name = name
         self.place = place  # the workers that it concerns, where these are not all
@@ -127,11 +127,11 @@ class Step:
         self.staged: tuple[int, int] | None = None  # likewise, what it has in the staging area
         self.noted = False  # whether all that follows from its being given has been noted
         self.commits = False  # whether it replaces state
-        self.again: Again | None = None  # how to give it once more, until it is known that the step worked
+        self.again: Replay | None = None  # how to give it once more, until it is known that the step worked
         self.placed = False  # `again` is kept for longer: what it places may be on one worker only
 
 
-class Again(NamedTuple):
+class Replay(NamedTuple):
     """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, and
     the plan that it runs."""
 
@@ -210,7 +210,7 @@ class ControllerState:
         self.committed: dict[Place | None, int] = {}
         """By place, the last step that is known to have replaced state."""
         self._under_way: deque[Step] = deque()
-        self.log: deque[tuple[Step, Again]] | None = None
+        self.log: deque[tuple[Step, Replay]] | None = None
         """The steps that can be given again, with how, where they are kept for snapshots; in order."""
         self._reports: dict[int, dict[int, Report]] = {}
         self._failed: list[Step] = []
@@ -238,7 +238,7 @@ class ControllerState:
         first, self.next_handle = self.next_handle, self.next_handle + count
         return first
 
-    def refuse_donated(self, handle: Remote, what: str) -> None:
+    def refuse_donated(self, handle: RemoteTensor, what: str) -> None:
         """Raise MonarchError for a handle whose value another step has taken."""
         step = handle.taken_by
         if step is not None:
@@ -337,7 +337,7 @@ class ControllerState:
         if self.dead is not None:
             raise fresh(self.dead)
 
-    def recover(self, handle: Remote) -> Remote:
+    def recover(self, handle: RemoteTensor) -> RemoteTensor:
         """For a state that a failed step was to make: the newest value of it that there is, or that was lost. Raises
         what `check` raises where there is none."""
         handle = self.newest(handle)
@@ -345,7 +345,7 @@ class ControllerState:
             self.check(handle.step)
         return handle
 
-    def newest(self, handle: Remote) -> Remote:
+    def newest(self, handle: RemoteTensor) -> RemoteTensor:
         """`recover`, also where the mesh is lost."""
         while handle.step.error is not None and not isinstance(handle.step.error, LostError):
             before = None
@@ -353,7 +353,7 @@ class ControllerState:
                 record, base, arguments = handle.step.previous
                 at = dict(record.state_pairs).get(handle.id - base)
                 before = None if at is None else arguments[at]
-            if not isinstance(before, Remote):
+            if not isinstance(before, RemoteTensor):
                 raise fresh(handle.step.error)
             handle = before
         return handle
@@ -408,7 +408,7 @@ class ControllerState:
         also where the healing in which it was came to nothing, and its new worker has said something."""
         return sorted(self.quiet.keys() - self.gone.keys())
 
-    def settled(self) -> None:
+    def conclude(self) -> None:
         """All workers that live have ended their session: what all of those that it concerns have finished is done, and
         the first step that they have not is what the death stopped."""
         for step in tuple(self._under_way):

@@ -21,7 +21,7 @@ from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Handles
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.snapshots import Snapshots
-from monarch.runtime.controller.state import ControllerState, Remote, Step
+from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.place import Place
 
@@ -55,7 +55,7 @@ class Storing(ABC):
     def _go_on_with_snapshots(self, step: Step | None = None) -> None: ...
 
     @abstractmethod
-    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> Remote: ...
+    def _own(self, handle: Handle, what: str, part: PartExecutor | None = None) -> RemoteTensor: ...
 
     @abstractmethod
     def _flush_freed(self) -> None: ...
@@ -110,11 +110,11 @@ class Storing(ABC):
             total = sum(worker_bytes(type_, mesh) for type_, *_ in tensors) * mesh.workers
             memory.require(total, f"loading tensors on {mesh.workers} workers", memory.available_bytes)
             base = self.state.handles(len(tensors))
-            made: list[Remote] = []
+            made: list[RemoteTensor] = []
             described = []
             for id, (type_, name, blocks) in enumerate(tensors, base):
                 type_.check(mesh, name)
-                made.append(Remote(id, self._types.setdefault(type_, type_), Step("load"), owner, self._freed))
+                made.append(RemoteTensor(id, self._types.setdefault(type_, type_), Step("load"), owner, self._freed))
                 described.append([id, type_text(type_), name, [block_text(block) for block in blocks]])
             self._handles.add(base, made)
             for group in _grouped(described):

@@ -17,7 +17,7 @@ _SMALL = 32 << 10  # below, a slice assignment is faster than a call that gives 
 
 
 @dataclass(frozen=True)
-class Place:
+class MemoryRange:
     """Bytes of host memory, or of a GPU ("cuda:1" is `gpu` 1), which stay where they are for as long as `keep` is held:
     the view, or the tensor."""
 
@@ -26,18 +26,18 @@ class Place:
     gpu: int | None
     keep: Any
 
-    def part(self, offset: int, size: int) -> Place:
-        return Place(self.address + offset, size, self.gpu, self.keep)
+    def part(self, offset: int, size: int) -> MemoryRange:
+        return MemoryRange(self.address + offset, size, self.gpu, self.keep)
 
 
-def place_of(memory: Memory, writable: bool = False) -> Place:
+def place_of(memory: Memory, writable: bool = False) -> MemoryRange:
     """Where memory of the host or of a GPU is. Raises MonarchError as `view_of` and `device_range` do."""
     device = device_of(memory)
     if device == "cpu":
         view = view_of(memory, writable)
-        return Place(address_of(view), view.nbytes, None, view)
+        return MemoryRange(address_of(view), view.nbytes, None, view)
     address, size = device_range(memory)
-    return Place(address, size, gpu_of(device), memory)
+    return MemoryRange(address, size, gpu_of(device), memory)
 
 
 def gpu_of(device: str) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import buffers, greeting, handshake, plug, sockets
-from monarch.runtime.transport.buffers import Place, view_of
+from monarch.runtime.transport.buffers import MemoryRange, view_of
 from monarch.runtime.transport.cuda import staging
 from monarch.runtime.transport.handshake import HandshakeFailed, Steps
 from monarch.runtime.transport.interface import Address, Check, LinkLost, Memory, Region
@@ -230,7 +230,7 @@ class Endpoint:
             )
         )
 
-    def memory(self, region: Region, offset: int, size: int, write: bool) -> Place:
+    def memory(self, region: Region, offset: int, size: int, write: bool) -> MemoryRange:
         """A range of a region of this endpoint itself. Raises AccessRefused."""
         owned = self._regions.checked(region.number, bytes.fromhex(region.key), offset, size, write)
         return buffers.place_of(owned.memory).part(offset, size)

@@ -12,7 +12,7 @@ from contextlib import suppress
 
 import torch
 
-from monarch.compiler.plan import Region
+from monarch.compiler.plan import ArenaRange
 
 
 class Arena:
@@ -31,21 +31,21 @@ class Arena:
         self.size = size
         return True
 
-    def at(self, region: Region) -> torch.Tensor:
+    def at(self, region: ArenaRange) -> torch.Tensor:
         """The tensor that lies there."""
         assert self._memory is not None
         count = math.prod(region.shape)
         return torch.frombuffer(self._memory, dtype=region.dtype, count=count, offset=region.offset).view(region.shape)
 
 
-class Part:
+class SubArena:
     """The arena from a byte on: where that of a function of a plan lies."""
 
-    def __init__(self, arena: Arena | Part, start: int) -> None:
+    def __init__(self, arena: Arena | SubArena, start: int) -> None:
         self._arena = arena
         self._start = start
 
-    def at(self, region: Region) -> torch.Tensor:
+    def at(self, region: ArenaRange) -> torch.Tensor:
         """The tensor that lies there."""
         return self._arena.at(region._replace(offset=self._start + region.offset))
 

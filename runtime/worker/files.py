@@ -23,7 +23,7 @@ from monarch.runtime.shared.files import CorruptError, Reader, Target, explain
 from monarch.runtime.shared.large import new_block
 from monarch.runtime.shared.place import ranks_of
 from monarch.runtime.shared.wire import Report
-from monarch.runtime.worker.messages import Message, Missing, Value
+from monarch.runtime.worker.messages import Fetched, Message, Missing
 
 
 class _Stopped(Exception):
@@ -149,7 +149,7 @@ class Files:
             if save.done:
                 del self.saves[number]
         told = save.told() if save is not None else _GIVEN_UP
-        return [Value(step, torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8))]
+        return [Fetched(step, torch.frombuffer(bytearray(json.dumps(told).encode()), dtype=torch.uint8))]
 
     def stop_all(self) -> None:
         """A new session begins: nobody asks for these saves any more."""

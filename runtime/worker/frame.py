@@ -52,12 +52,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from monarch.compiler.local_ops import LOCAL_OPS
-from monarch.compiler.plan import DTYPE_NAMES, OPS, Instruction, Plan, PlanError, Region, Slot
+from monarch.compiler.plan import DTYPE_NAMES, OPS, ArenaRange, Instruction, Plan, PlanError, Slot
 from monarch.compiler.plan.check_parts import MOVING
 from monarch.runtime.processes.looking import running, stopping
 from monarch.runtime.shared.checking import WITH_FUNCTIONS, slots_of
 from monarch.runtime.worker import control
-from monarch.runtime.worker.arena import Arena, Part
+from monarch.runtime.worker.arena import Arena, SubArena
 from monarch.runtime.worker.bindings import resolve, resolve_into
 
 if TYPE_CHECKING:  # what makes them is for GPUs
@@ -73,7 +73,7 @@ _PARAMETERS = {
 
 
 @dataclass
-class Place:
+class Location:
     """Where in a plan, or in a function of one, an exception came from."""
 
     plan: Plan
@@ -104,7 +104,7 @@ class Observer(Protocol):
 Function = Callable[[list[Any]], tuple[Any, ...]]
 """Takes values in order, and empties the list; gives values in order."""
 
-Placing = Callable[[TracebackType | None], Place | None]
+Placing = Callable[[TracebackType | None], Location | None]
 """Gives the instruction from which an exception came."""
 
 
@@ -130,7 +130,7 @@ class Frame:
         self,
         plan: Plan,
         bind: Callable[..., Callable[..., Any]],
-        arena: Arena | Part | None = None,
+        arena: Arena | SubArena | None = None,
         graphs: Graphs | None = None,
         commits: bool = False,
         told: Sequence[int] = (),
@@ -152,10 +152,10 @@ class Frame:
         self._names: dict[int, str] = {}
         self._kept: list[Any] = []
         self._lines_of: dict[CodeType, dict[int, int]] = {}
-        self._regions: dict[str, Region] = {}
+        self._regions: dict[str, ArenaRange] = {}
         arena = Arena(plan.arena) if arena is None else arena
         self._functions = {
-            name: Frame(function, bind, Part(arena, plan.own_arena), halt=halt)
+            name: Frame(function, bind, SubArena(arena, plan.own_arena), halt=halt)
             for name, function in plan.functions.items()
         }
         self._calls = [self._call(instruction) for instruction in plan.instructions]
@@ -183,11 +183,11 @@ class Frame:
                 return f"in {instruction.op}{f' ({source.file}:{source.line})' if source else ''}"
         return ""
 
-    def use(self, arena: Arena | Part) -> None:
+    def use(self, arena: Arena | SubArena) -> None:
         """From the next run on, use this arena."""
         self._globals.update((name, arena.at(region)) for name, region in self._regions.items())
         for function in self._functions.values():
-            function.use(Part(arena, self.plan.own_arena))
+            function.use(SubArena(arena, self.plan.own_arena))
 
     def measure(self, observer: Observer | None) -> None:
         """From the next run on, tell the observer what happens; with None, nothing any more."""
@@ -338,7 +338,7 @@ class Frame:
     def _run(self, names: Sequence[str]) -> list[Function]:
         return [self._functions[name].run for name in names]
 
-    def _placed(self, region: Region | None) -> str:
+    def _placed(self, region: ArenaRange | None) -> str:
         """A global that is the tensor in the arena."""
         if region is None:
             return "None"
@@ -388,7 +388,7 @@ class Frame:
 
     # -- errors ----------------------------------------------------------------------------------------------------
 
-    def place(self, traceback: TracebackType | None) -> Place | None:
+    def place(self, traceback: TracebackType | None) -> Location | None:
         """The instruction from which an exception came: of a function, where one was called."""
         for function in self._functions.values():
             if (found := function.place(traceback)) is not None:
@@ -403,8 +403,8 @@ def _made_early(plan: Plan, slots: Sequence[int]) -> tuple[int, ...]:
     return tuple(slot for slot in slots if slot not in late)
 
 
-def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: TracebackType | None) -> Place | None:
-    found: Place | None = None
+def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: TracebackType | None) -> Location | None:
+    found: Location | None = None
     while traceback is not None:
         if (line_of := lines_of.get(traceback.tb_frame.f_code)) is not None:
             number = line_of.get(traceback.tb_lineno)
@@ -413,7 +413,7 @@ def _place(plan: Plan, lines_of: Mapping[CodeType, dict[int, int]], traceback: T
             instruction = plan.instructions[number]
             values = traceback.tb_frame.f_locals
             slots = slots_of((instruction.args, tuple(instruction.kwargs.values())))
-            found = Place(plan, number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
+            found = Location(plan, number, instruction, [_describe(values.get(f"s{slot}")) for slot in slots])
         traceback = traceback.tb_next  # a stretch is called by the step
     return found
 

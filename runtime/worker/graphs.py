@@ -32,7 +32,7 @@ import torch
 from monarch.compiler.execution.events import say
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.stretches import Stretch, staying, stretches_of
-from monarch.runtime.worker.frame import Function, Place, Placing
+from monarch.runtime.worker.frame import Function, Location, Placing
 
 WARM_UP = 2
 """Steps before the one in which graphs are recorded: what libraries set up at first use is to be no part of them."""
@@ -168,7 +168,7 @@ class Graphs:
             )
             return None
 
-    def _said(self, at: Place) -> str:
+    def _said(self, at: Location) -> str:
         instruction = self._plan.instructions[at.number]
         source = self._plan.sources[instruction.source] if instruction.source >= 0 else None
         return instruction.op if source is None else f"{instruction.op} ({source})"

@@ -29,7 +29,7 @@ from monarch.runtime.shared.ring import RingReader
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Window
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.exchange import Actors
-from monarch.runtime.worker.messages import Buffer, Count, Message, Value
+from monarch.runtime.worker.messages import Buffer, Count, Fetched, Message
 from monarch.runtime.worker.state import WorkerState
 from monarch.runtime.worker.tracing import Tracer
 
@@ -273,7 +273,7 @@ _MEETING = (wire.RUN, wire.COPY, wire.SEND, wire.GIVE)
 def _send(up: socket.socket, rank: int, message: Message) -> Message:
     """Send the message, or a report of why it cannot be; gives what was sent."""
     try:
-        if isinstance(message, Value):
+        if isinstance(message, Fetched):
             try:
                 _send_value(up, message)
             except OSError as error:
@@ -291,7 +291,7 @@ def _send(up: socket.socket, rank: int, message: Message) -> Message:
     return message
 
 
-def _send_value(up: socket.socket, value: Value) -> None:
+def _send_value(up: socket.socket, value: Fetched) -> None:
     """A small tensor goes through the socket. A large one is written to an anonymous file, which the controller then
     maps as the tensor that it hands out: one copy, whatever the size."""
     row = wire.raw(value.tensor)

@@ -26,7 +26,7 @@ GONE = Missing(-1)
 """What a handle stands for whose value another step has taken."""
 
 
-class Value(NamedTuple):
+class Fetched(NamedTuple):
     """A tensor on its way to the controller, for the FETCH command `step`."""
 
     step: int
@@ -47,7 +47,7 @@ class Buffer(NamedTuple):
     tracer: Tracer
 
 
-Message = Report | Value | Count | Buffer
+Message = Report | Fetched | Count | Buffer
 
 
 class Snapshot(NamedTuple):
@@ -57,4 +57,4 @@ class Snapshot(NamedTuple):
     others: dict[tuple[int, int], torch.Tensor]
 
 
-__all__ = ["GONE", "Buffer", "Count", "Message", "Missing", "Snapshot", "Value"]
+__all__ = ["GONE", "Buffer", "Count", "Message", "Missing", "Snapshot", "Fetched"]

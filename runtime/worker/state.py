@@ -32,7 +32,7 @@ from monarch.runtime.worker.frame import Observer
 from monarch.runtime.worker.freed import Freed
 from monarch.runtime.worker.lending import Lending
 from monarch.runtime.worker.loaded import LoadedPlan, Steps, describe
-from monarch.runtime.worker.messages import GONE, Buffer, Count, Message, Missing, Snapshot, Value
+from monarch.runtime.worker.messages import GONE, Buffer, Count, Fetched, Message, Missing, Snapshot
 from monarch.runtime.worker.moving import move
 from monarch.runtime.worker.tracing import CountedValues, Tracer
 
@@ -165,10 +165,10 @@ class WorkerState(Lending):
         kind, number = wire.PAIR.unpack_from(body)
         return self._ranks.get(number, self._everyone) if kind == wire.RUN else self._everyone
 
-    def table(self, number: int) -> Value:
+    def table(self, number: int) -> Fetched:
         """The handles that have a value here, as the answer `number`."""
         held = [handle for handle, value in self.values.items() if isinstance(value, torch.Tensor)]
-        return Value(number, torch.tensor(held, dtype=torch.int64))
+        return Fetched(number, torch.tensor(held, dtype=torch.int64))
 
     def run_next(self, observer: Callable[[LoadedPlan], Observer]) -> None:
         """Have the next step run with an observer that is made for its plan."""
@@ -544,13 +544,13 @@ class WorkerState(Lending):
             return [Report("dependent", self.rank, step, root=value.root)]
         if not isinstance(value, torch.Tensor):
             return [Report("failed", self.rank, step, f"the value is a {type(value).__name__}, not one tensor")]
-        return [Value(step, value.cpu())]
+        return [Fetched(step, value.cpu())]
 
     def _sum(self, step: int, body: bytearray) -> list[Message]:
         held = [self.values.get(handle, GONE) for handle in wire.unpack_numbers(body)[1:]]
         sums = [bit_sum(value) if isinstance(value, torch.Tensor) else None for value in held]
         told = [-1 if each is None else int(each) & 0xFFFFFFFF for each in sums]
-        return [Value(step, torch.tensor(told, dtype=torch.int64))]
+        return [Fetched(step, torch.tensor(told, dtype=torch.int64))]
 
     def _count(self, step: int, body: bytearray) -> list[Message]:
         return [Count(step, len(self.values))]

@@ -22,7 +22,7 @@ _LARGEST = 1 << 30
 
 
 @dataclass(frozen=True)
-class Part:
+class BlockPart:
     """What one worker writes: `length` elements along `dim` of its block, from `start` on. In the tensor it begins at
     `offsets`, and has these sizes."""
 
@@ -35,7 +35,7 @@ class Part:
 
 
 @dataclass
-class Source:
+class SavedTensor:
     """A tensor that is saved: on a mesh (`handle` and `mesh`), or here (`plain`)."""
 
     name: str
@@ -47,13 +47,13 @@ class Source:
     plain: torch.Tensor | None = None
 
 
-def source_of(name: str, tensor: torch.Tensor) -> Source:
+def source_of(name: str, tensor: torch.Tensor) -> SavedTensor:
     """A tensor as it is now. Raises CheckpointError for one without one value."""
     if not isinstance(tensor, DistributedTensor):
         if tensor.layout is not torch.strided or tensor.is_meta:
             what = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout}"
             raise CheckpointError(f"'{name}' cannot be saved: it is {what}")
-        return Source(name, tensor.dtype, tuple(tensor.shape), plain=tensor.detach().cpu().contiguous().clone())
+        return SavedTensor(name, tensor.dtype, tuple(tensor.shape), plain=tensor.detach().cpu().contiguous().clone())
     layout = tensor.sharding
     if layout.varying:
         raise CheckpointError(
@@ -63,7 +63,7 @@ def source_of(name: str, tensor: torch.Tensor) -> Source:
     if layout.partial:
         tensor = relaid(tensor, Layout(layout.shards))
     handle, mesh = tensor._value()
-    return Source(name, tensor.dtype, tuple(tensor.shape), handle.type, handle, mesh)
+    return SavedTensor(name, tensor.dtype, tuple(tensor.shape), handle.type, handle, mesh)
 
 
 def relaid(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:
@@ -87,7 +87,7 @@ class Shares:
     def __init__(self) -> None:
         self._load: Counter[tuple[int, int]] = Counter()
 
-    def parts(self, source: Source) -> Iterator[Part]:
+    def parts(self, source: SavedTensor) -> Iterator[BlockPart]:
         """What workers write of a tensor: each element once."""
         type_, mesh = source.type, source.mesh.spec
         assert type_ is not None
@@ -108,7 +108,7 @@ class Shares:
                 offsets = tuple(at + low * (here == dim) for here, at in enumerate(start))
                 sizes = tuple(high - low if here == dim else length for here, length in enumerate(shape))
                 self._load[id(source.mesh), rank] += prod(sizes) * size
-                yield Part(rank, dim, low, high - low, offsets, sizes)
+                yield BlockPart(rank, dim, low, high - low, offsets, sizes)
 
 
 def _cut(shape: tuple[int, ...], count: int) -> Iterator[tuple[int, int, int]]:
@@ -131,4 +131,4 @@ def _groups(layout: Layout, mesh: MeshSpec) -> list[tuple[int, ...]]:
     return [tuple(ranks) for ranks in found.values()]
 
 
-__all__ = ["Part", "Shares", "Source", "key_of", "relaid", "source_of"]
+__all__ = ["BlockPart", "Shares", "SavedTensor", "key_of", "relaid", "source_of"]

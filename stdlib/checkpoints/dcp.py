@@ -25,7 +25,7 @@ from torch.distributed.checkpoint import filesystem, metadata
 from monarch.compiler.errors import CheckpointError
 from monarch.compiler.execution.storage import SUM_DIGITS, Piece, Stored
 from monarch.runtime.shared.files import Target
-from monarch.stdlib.checkpoints.blocks import Shares, Source
+from monarch.stdlib.checkpoints.blocks import SavedTensor, Shares
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 from monarch.stdlib.checkpoints.containers import Container, find
 from monarch.stdlib.checkpoints.nest import Path
@@ -51,7 +51,7 @@ class DcpWriter:
     def __init__(
         self,
         folder: FilePath,
-        sources: Sequence[Source],
+        sources: Sequence[SavedTensor],
         ties: Mapping[str, str],
         values: Mapping[str, bytes],
         paths: Mapping[str, Path],
@@ -60,7 +60,7 @@ class DcpWriter:
         self._sources = sources
         self._blocks: dict[str, list[tuple[str, Container, tuple[int, ...]]]] = {}
         """By tensor its blocks: file, container, and where in the tensor it begins."""
-        self.pieces: list[tuple[Source, list[Piece]]] = []
+        self.pieces: list[tuple[SavedTensor, list[Piece]]] = []
         ends: collections.Counter[str] = collections.Counter()
         shares, meshes = Shares(), list[Any]()
         for source in sources:

@@ -32,7 +32,7 @@ _AT_FDCWD, _EXCHANGE = -100, 2
 _open = partial(os.open, flags=os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-class Place:
+class SaveFolder:
     """The folder in which one checkpoint is written, once it has begun; `file` is whether that is one file. Whoever
     makes it holds it before it begins, and calls `finish` or `give_up`, whatever interrupts what is in between."""
 
@@ -238,4 +238,4 @@ def _exchange(a: Path, b: Path) -> None:
     os.rename(old, a)
 
 
-__all__ = ["Place", "former_of", "place_of", "put_back", "saving_folder", "unfinished"]
+__all__ = ["SaveFolder", "former_of", "place_of", "put_back", "saving_folder", "unfinished"]

@@ -23,7 +23,7 @@ from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Piece, Sto
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor
 from monarch.runtime.shared.files import Target
-from monarch.stdlib.checkpoints.blocks import Part, Shares, Source, relaid
+from monarch.stdlib.checkpoints.blocks import BlockPart, SavedTensor, Shares, relaid
 from monarch.stdlib.checkpoints.catalog import Catalog, Entry
 
 INDEX, ALONE = "model.safetensors.index.json", "model.safetensors"
@@ -80,14 +80,16 @@ def laid_in_rows(tensor: torch.Tensor) -> torch.Tensor:
 class TensorsWriter:
     """Writes one file or folder of this format, as `DcpWriter` does."""
 
-    def __init__(self, folder: FilePath, path: FilePath, sources: Sequence[Source], ties: Mapping[str, str]) -> None:
+    def __init__(
+        self, folder: FilePath, path: FilePath, sources: Sequence[SavedTensor], ties: Mapping[str, str]
+    ) -> None:
         for source in sources:
             if source.dtype not in _NAMES:
                 raise CheckpointError(
                     f"'{source.name}' is {source.dtype}, which safetensors does not have",
                     hint="save it in another format: format='dcp'.",
                 )
-        self.pieces: list[tuple[Source, list[Piece]]] = []
+        self.pieces: list[tuple[SavedTensor, list[Piece]]] = []
         shares = Shares()
         groups = [list(sources)] if is_file(path) else _grouped(sources)
         names = [path.name] if is_file(path) else _file_names(len(groups))
@@ -109,8 +111,8 @@ class TensorsWriter:
                 os.fsync(out.fileno())
 
 
-def _grouped(sources: Sequence[Source]) -> list[list[Source]]:
-    groups: list[list[Source]] = [[]]
+def _grouped(sources: Sequence[SavedTensor]) -> list[list[SavedTensor]]:
+    groups: list[list[SavedTensor]] = [[]]
     room = _SHARD_BYTES
     for source in sources:
         size = prod(source.shape) * source.dtype.itemsize
@@ -129,12 +131,12 @@ def _file_names(count: int) -> list[str]:
 
 
 class _File:
-    def __init__(self, path: FilePath, sources: Sequence[Source], ties: Mapping[str, str], shares: Shares) -> None:
+    def __init__(self, path: FilePath, sources: Sequence[SavedTensor], ties: Mapping[str, str], shares: Shares) -> None:
         self.path = path
         self._sources = sorted(sources, key=lambda source: (-source.dtype.itemsize, source.name))
         self.entries: dict[str, Any] = {}
         blocks: dict[str, list[list[Any]]] = {}
-        parts: dict[str, list[Part]] = {}
+        parts: dict[str, list[BlockPart]] = {}
         self.size, count = 0, 0
         for source in self._sources:
             length = prod(source.shape) * source.dtype.itemsize
@@ -159,7 +161,7 @@ class _File:
         }
         self._blocks = blocks
         self._start = len(self._header(self._metadata))
-        self.pieces: list[tuple[Source, list[Piece]]] = []
+        self.pieces: list[tuple[SavedTensor, list[Piece]]] = []
         for source in self._sources:
             pieces = [
                 Piece(part.rank, str(path), self._at(source, part.offsets), part.dim, part.start, part.length)
@@ -168,7 +170,7 @@ class _File:
             if pieces:
                 self.pieces.append((source, pieces))
 
-    def _at(self, source: Source, offsets: Sequence[int]) -> int:
+    def _at(self, source: SavedTensor, offsets: Sequence[int]) -> int:
         """Where in the file the element with these indices stands."""
         strides = torch.empty(source.shape, device="meta").stride()
         before = sum(at * stride for at, stride in zip(offsets, strides, strict=True)) * source.dtype.itemsize

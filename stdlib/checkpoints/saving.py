@@ -17,10 +17,10 @@ from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
 from monarch.runtime.shared.files import explain
 from monarch.stdlib.checkpoints import dcp, safetensors_files
-from monarch.stdlib.checkpoints.blocks import Source, key_of, source_of
+from monarch.stdlib.checkpoints.blocks import SavedTensor, key_of, source_of
 from monarch.stdlib.checkpoints.catalog import value_bytes
 from monarch.stdlib.checkpoints.nest import contents_of
-from monarch.stdlib.checkpoints.places import Place, place_of
+from monarch.stdlib.checkpoints.places import SaveFolder, place_of
 
 logger = logging.getLogger("monarch")
 
@@ -92,7 +92,7 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
             f"monarch.save(model, {str(target.with_suffix('.safetensors'))!r});\n"
             f"for what torch.load reads: torch.save(model.state_dict(), {str(target)!r}).",
         )
-    place = Place(target, format == "safetensors" and safetensors_files.is_file(target))
+    place = SaveFolder(target, format == "safetensors" and safetensors_files.is_file(target))
     writings: list[Writing] = []
     first = threading.Lock()
     """Whoever takes it has the rest to do: the thread or, where an interrupt comes before that runs, this one."""
@@ -113,7 +113,7 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
     return saving
 
 
-def _begin(state: Any, place: Place, format: str, writings: list[Writing]) -> Any:
+def _begin(state: Any, place: SaveFolder, format: str, writings: list[Writing]) -> Any:
     """Have the workers begin to write what they hold of a state now: gives what writes the rest. What is begun stands
     in `place` and `writings` before it begins, for who called this to end it."""
     contents = contents_of(state)
@@ -123,7 +123,7 @@ def _begin(state: Any, place: Place, format: str, writings: list[Writing]) -> An
             hint="save the model: monarch.save(model, path); or all of it with format='dcp'.",
         )
     values = {name: value_bytes(name, value) for name, value in contents.values.items()}
-    sources: list[Source] = []
+    sources: list[SavedTensor] = []
     known: dict[Any, str] = {}
     ties: dict[str, str] = {}
     for name, tensor in contents.tensors.items():
@@ -140,7 +140,7 @@ def _begin(state: Any, place: Place, format: str, writings: list[Writing]) -> An
         if format == "dcp"
         else safetensors_files.TensorsWriter(place.folder, place.path, sources, ties)
     )
-    by_mesh: dict[int, list[tuple[Source, Sequence[Any]]]] = {}
+    by_mesh: dict[int, list[tuple[SavedTensor, Sequence[Any]]]] = {}
     for source, each in writer.pieces:
         by_mesh.setdefault(id(source.mesh), []).append((source, each))
     for group in by_mesh.values():
@@ -150,7 +150,7 @@ def _begin(state: Any, place: Place, format: str, writings: list[Writing]) -> An
     return writer
 
 
-def _give_up(place: Place, writings: Sequence[Writing]) -> None:
+def _give_up(place: SaveFolder, writings: Sequence[Writing]) -> None:
     """Nobody writes there any more when the next save may: a worker that did would put old values among its. So the
     place stays locked where a second interrupt comes while the workers are waited for."""
     _end(writings)
@@ -162,7 +162,7 @@ def _end(writings: Sequence[Writing]) -> None:
         writing.end()
 
 
-def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequence[Writing], place: Place) -> None:
+def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequence[Writing], place: SaveFolder) -> None:
     if not first.acquire(blocking=False):
         return
     start = time.monotonic()

@@ -21,7 +21,7 @@ from monarch.compiler.loading import load
 from monarch.stdlib.data.arrow import from_array, from_arrow
 from monarch.stdlib.data.columns import Columns, DataError, collate
 from monarch.stdlib.data.order import Order, key_of
-from monarch.stdlib.data.sources import Batched, Group, Grouped, RandomAccess, Sequential, Source, parts_of_rows
+from monarch.stdlib.data.sources import Batched, Grouped, RandomAccess, RowGroup, Sequential, Source, parts_of_rows
 
 _ROWS = 8192
 """So many rows an engine is asked for at once."""
@@ -140,7 +140,7 @@ def _arrow_dataset(given: Any, columns: Sequence[str] | None, name: str = "") ->
     except ValueError:  # a filter stands before them
         scanned: Callable[[], Any] = lambda: given.scanner(columns=chosen).to_reader()  # noqa: E731
         return _reader("a filtered Arrow data set", scanned, None)
-    groups: list[Group] = []
+    groups: list[RowGroup] = []
     for fragment in fragments:
         for part in fragment.split_by_row_group() if hasattr(fragment, "split_by_row_group") else [fragment]:
 
@@ -149,9 +149,9 @@ def _arrow_dataset(given: Any, columns: Sequence[str] | None, name: str = "") ->
 
             if hasattr(part, "row_groups"):
                 info = part.row_groups[0]
-                groups.append(Group(f"row group {info.id} of {part.path}", info.num_rows, read))
+                groups.append(RowGroup(f"row group {info.id} of {part.path}", info.num_rows, read))
             else:
-                groups.append(Group(getattr(part, "path", "a fragment"), part.count_rows(), read))
+                groups.append(RowGroup(getattr(part, "path", "a fragment"), part.count_rows(), read))
     return Grouped(name or f"an Arrow data set of {sum(group.rows for group in groups):,} rows", groups)
 
 

@@ -144,7 +144,7 @@ def regrouped(parts: Iterable[Columns], size: int) -> Iterator[Columns]:
 
 
 @dataclass(frozen=True)
-class Group:
+class RowGroup:
     """Rows that are read together, such as a row group of a Parquet file."""
 
     name: str
@@ -156,7 +156,7 @@ class Group:
 class Grouped(Forward):
     """Groups of rows, such as those of Parquet files: read in an order of their own at each epoch."""
 
-    def __init__(self, name: str, groups: Sequence[Group]) -> None:
+    def __init__(self, name: str, groups: Sequence[RowGroup]) -> None:
         self.name = name
         self._groups = groups
         self.length = sum(group.rows for group in groups)

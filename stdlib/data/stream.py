@@ -25,7 +25,7 @@ from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import of_handle, put
-from monarch.runtime.controller.state import Remote
+from monarch.runtime.controller.state import RemoteTensor
 from monarch.stdlib.data.arrow import from_array
 from monarch.stdlib.data.columns import (
     Column,
@@ -150,9 +150,9 @@ class Stream:
         if self._mesh is None:
             return tensor
         handle = batch.handles.get(name)
-        owner: object = handle.owner if isinstance(handle, Remote) else None
+        owner: object = handle.owner if isinstance(handle, RemoteTensor) else None
         elsewhere = owner is not None and owner is not self._mesh.executor
-        if handle is None or elsewhere or (isinstance(handle, Remote) and handle.step.error is not None):
+        if handle is None or elsewhere or (isinstance(handle, RemoteTensor) and handle.step.error is not None):
             batch.handles.pop(name, None)  # the mesh lost a worker, was healed, or got another size since
             return put(tensor, self._mesh, batch.types[name])
         return of_handle(tensor, self._mesh, handle)

@@ -15,7 +15,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from monarch.compiler.execution.events import Failure, Fault, Place, Span, Status, running, subscribe
+from monarch.compiler.execution.events import Failure, Fault, Span, Status, WorkersStatus, running, subscribe
 from monarch.compiler.execution.executor import Executor
 from monarch.runtime.actors.processes.looks import look, stacks_of
 from monarch.runtime.controller.executor import MeshExecutor
@@ -113,7 +113,7 @@ class Watch:
         self._started = time.time()
         self._unsubscribe = [
             subscribe(self._on_span, Span),
-            subscribe(self._on_place, Place),
+            subscribe(self._on_place, WorkersStatus),
             subscribe(self._on_failure, Failure),
             subscribe(self._on_fault, Fault),
             subscribe(self._on_status, Status),
@@ -185,7 +185,7 @@ class Watch:
         if span.kind == "run":
             (self._meshes.get(span.executor) or self._mesh(span.executor)).ran(span.label)
 
-    def _on_place(self, place: Place) -> None:
+    def _on_place(self, place: WorkersStatus) -> None:
         self._mesh(place.executor).ended = not place.is_running
 
     def _on_failure(self, failure: Failure) -> None:

@@ -39,7 +39,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Call:
+class TorchCall:
     """One call that the model makes of a function of PyTorch's, and what it gives."""
 
     func: Any
@@ -68,7 +68,7 @@ class Counts:
     `ends`  the number of the first call in whose place there is another function, its name, and its line
     """
 
-    calls: list[Call] = field(default_factory=list)
+    calls: list[TorchCall] = field(default_factory=list)
     results: list[Shapes] = field(default_factory=list)
     """Shapes of what each call gives for the rows of the batch."""
     sources: dict[int, Source | None] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Counts:
     """The lines of calls that take rows with what microbatches do not have as the batch: `ones(len(h)).cumsum(0)`."""
     ends: tuple[int, str, Source | None] | None = None
 
-    def of(self, number: int) -> tuple[Call, Shapes] | None:
+    def of(self, number: int) -> tuple[TorchCall, Shapes] | None:
         """A call by its number, and the shapes of what it gives for the rows of the batch, if it comes there too."""
         return (self.calls[number], self.results[number]) if number < len(self.results) else None
 
@@ -101,13 +101,13 @@ class _Noting(Apart):
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         numbers = tuple(_numbers(args, kwargs, name))
-        call = Call(func, name, numbers, tuple(tuple(each.shape) for each in tensors_of(result)))
+        call = TorchCall(func, name, numbers, tuple(tuple(each.shape) for each in tensors_of(result)))
         if self._whole:
             self._compare(call)
         else:
             self._counts.calls.append(call)
 
-    def _compare(self, call: Call) -> None:
+    def _compare(self, call: TorchCall) -> None:
         counts = self._counts
         number = len(counts.results)
         own = counts.calls[number] if number < len(counts.calls) else None

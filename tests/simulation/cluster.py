@@ -20,15 +20,15 @@ from monarch.runtime.control.records import (
     Attach,
     Attached,
     Forget,
+    HostPart,
     Lost,
-    Part,
     Progress,
     Record,
     Start,
     ranges,
     started,
 )
-from monarch.runtime.control.relay import PARENT, SERVICE, Call, Down, Drop, Event, Gone, Ready, Relay, Send, Up
+from monarch.runtime.control.relay import PARENT, SERVICE, Dial, Down, Drop, Event, Gone, Ready, Relay, Send, Up
 from monarch.runtime.worker.peers import pack
 from tests.runtime.control.simulated import CONTROLLER, info
 from tests.simulation.host import Host, MeshPart
@@ -180,12 +180,12 @@ class Cluster:
                 case Send(to, record) if to == PARENT:
                     self._put(self._parent[at], at, "up", record)
                 case Send(to, record) if to == SERVICE:
-                    assert isinstance(record, Start | Part)
+                    assert isinstance(record, Start | HostPart)
                     if (message := self.at[at].assembly.take(record)) is not None:
                         self.at[at].messages.append(message)
                 case Send(to, record):
                     self._put(at, self._children[at][to], "down", record)
-                case Call(child, attach):
+                case Dial(child, attach):
                     below = attach.number
                     self._relays[below] = Relay()
                     self._parent[below], self._index[below] = at, child
@@ -203,7 +203,7 @@ class Cluster:
 
     def _heard(self, record: Record) -> None:
         message: Message | None = None
-        if isinstance(record, Start | Part):
+        if isinstance(record, Start | HostPart):
             message = self._assembly.take(record)
         elif isinstance(record, Progress):
             message = Message(record.kind, record.mesh, progress=record.numbers)

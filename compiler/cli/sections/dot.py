@@ -7,7 +7,7 @@ from typing import Any
 
 from monarch.compiler.cli.screen import clean, size
 from monarch.compiler.inspect.values import report_of, types_text
-from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan import Plan, ReportedValue
 
 _COLORS = {"input": "lightblue", "state": "palegreen", "constant": "lightgrey"}
 
@@ -40,7 +40,7 @@ def text(plan: Plan) -> str:
     return "\n".join([*lines, "}"])
 
 
-def _cluster(modules: dict[str, Any], path: str, values: tuple[Value, ...], depth: int) -> list[str]:
+def _cluster(modules: dict[str, Any], path: str, values: tuple[ReportedValue, ...], depth: int) -> list[str]:
     indent = "  " * depth
     lines = [f"{indent}v{number} {_node(values[number])};" for number in modules.get("", ())]
     for name, inner in modules.items():
@@ -52,7 +52,7 @@ def _cluster(modules: dict[str, Any], path: str, values: tuple[Value, ...], dept
     return lines
 
 
-def _node(value: Value) -> str:
+def _node(value: ReportedValue) -> str:
     label = f"%{value.name}\n{value.op}"
     if value.mesh_dims:
         label += f" over {','.join(value.mesh_dims)}\n{size(value.sent)}"

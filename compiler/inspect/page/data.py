@@ -19,7 +19,7 @@ from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
 from monarch.compiler.kernels.triton.emit import emit as emit_triton
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.plan.report import PHASES, Decision, Report, Value
+from monarch.compiler.plan.report import PHASES, Decision, Report, ReportedValue
 from monarch.compiler.plan.trace import Step, Trace
 from monarch.compiler.plan.transfers import moved_bytes
 from monarch.compiler.tensor_type import TensorType
@@ -107,7 +107,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _reads(values: Sequence[Value]) -> list[tuple[int, ...]]:
+def _reads(values: Sequence[ReportedValue]) -> list[tuple[int, ...]]:
     """What each value reads; a kernel also what it computes and nothing else in it reads, so that an edge leads on."""
     read = {number for value in values for number in value.reads}
     found = [value.reads for value in values]
@@ -188,7 +188,7 @@ def _sources(plan: Plan, report: Report, texts: _Table[str]) -> list[list[Any]]:
     ]
 
 
-def _outputs(plan: Plan, values: tuple[Value, ...]) -> list[list[Any]]:
+def _outputs(plan: Plan, values: tuple[ReportedValue, ...]) -> list[list[Any]]:
     """What becomes of values after the step, as [value, "return" or "state", label]."""
     made = {value.instruction: number for number, value in enumerate(values) if value.instruction >= 0}
     inputs = {spec.slot: spec for spec in plan.inputs}

@@ -6,7 +6,7 @@ loaded. Whatever cannot be said so is `Unfusable`, and then it is no group.
 """
 
 from monarch.compiler.kernels.lower.coordinates import Unfusable
-from monarch.compiler.kernels.lower.group import Group, Space, lower_group, space_of
+from monarch.compiler.kernels.lower.group import FusionGroup, Space, lower_group, space_of
 from monarch.compiler.kernels.lower.values import LoweringContext, Tensors
 
-__all__ = ["LoweringContext", "Group", "Space", "Tensors", "Unfusable", "lower_group", "space_of"]
+__all__ = ["LoweringContext", "FusionGroup", "Space", "Tensors", "Unfusable", "lower_group", "space_of"]

@@ -58,7 +58,7 @@ class Space:
 
 
 @dataclass(frozen=True)
-class Group:
+class FusionGroup:
     """A nest that computes `outputs` from `inputs` (its buffers, in this order)."""
 
     inputs: tuple[fx.Node, ...]
@@ -93,7 +93,7 @@ def lower_group(
     outputs: Sequence[fx.Node],
     spaces: Sequence[Space],
     context: LoweringContext,
-) -> Group:
+) -> FusionGroup:
     """One nest that computes `outputs`, all of them members. Raises Unfusable where there is none.
 
     Groups that are alike, such as those of equal layers, are lowered once."""
@@ -113,7 +113,7 @@ def lower_group(
     if isinstance(found, str):
         raise Unfusable(found)
     read, nest = found
-    return Group(tuple([pattern.nodes[number] for number in read]), tuple(outputs), nest)
+    return FusionGroup(tuple([pattern.nodes[number] for number in read]), tuple(outputs), nest)
 
 
 _FOUND: Memo[tuple[tuple[int, ...], Nest] | str] = Memo(2048)
@@ -125,7 +125,7 @@ def _lower_group(
     outputs: Sequence[fx.Node],
     spaces: Sequence[Space],
     context: LoweringContext,
-) -> Group:
+) -> FusionGroup:
     if any(0 in context.tensors[node].shape for node in members) or any(0 in space.shape for space in spaces):
         raise Unfusable("nothing to compute")
     candidates = {space for space in spaces if space.reduced} or set(spaces)
@@ -146,7 +146,7 @@ def _lowered(
     members: Collection[fx.Node],
     outputs: Sequence[fx.Node],
     context: LoweringContext,
-) -> Group:
+) -> FusionGroup:
     tensors = context.tensors
     kept_count, reduced_count = anchor.kept_count, anchor.reduced_count
     fine = _refined(anchor, [tensors[node].shape for node in members])
@@ -235,7 +235,7 @@ def _coordinates(anchor: Space, fine: list[tuple[int, int]], dims: tuple[int, ..
 # -- what is left ------------------------------------------------------------------------------------------------------
 
 
-def _finished(lower: Lowering, outputs: Sequence[fx.Node], far: int) -> Group:
+def _finished(lower: Lowering, outputs: Sequence[fx.Node], far: int) -> FusionGroup:
     body, lines, dims, reduced = lower.body, lower.lines, lower.dims, lower.reduced
     used = sorted(live(body))
     inputs = list(lower.inputs)
@@ -258,4 +258,4 @@ def _finished(lower: Lowering, outputs: Sequence[fx.Node], far: int) -> Group:
             raise Unfusable("a result that is not one value for each of its elements")
     if nest.sums and math.prod(nest.dims) > ALONE and pieces_of(nest)[0] == 1:
         raise Unfusable("a sum of rows that cannot be shared out")
-    return Group(tuple(read), tuple(outputs), nest)
+    return FusionGroup(tuple(read), tuple(outputs), nest)

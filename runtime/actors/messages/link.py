@@ -17,7 +17,7 @@ from collections.abc import Callable
 from itertools import islice
 from typing import Protocol
 
-from monarch.runtime.actors.messages.memory import Memory, room
+from monarch.runtime.actors.messages.memory import MessageMemory, room
 from monarch.runtime.actors.messages.message import EMPTY, PACKET, Payload, lost
 from monarch.runtime.actors.messages.protocol import Head, passed_on
 from monarch.runtime.transport.streams import Stream
@@ -227,7 +227,7 @@ class Link:
                 continue
             try:
                 if passed_on(head):
-                    payload.memory, parts = Memory.room(sizes)
+                    payload.memory, parts = MessageMemory.room(sizes)
                 else:
                     parts = room(sizes)
                 payload.parts = parts

@@ -119,7 +119,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-class Memory:
+class MessageMemory:
     """What was written for a message. Once nothing refers to it, its file is kept for another."""
 
     __slots__ = ("_file", "_pid")
@@ -129,28 +129,28 @@ class Memory:
         self._pid = os.getpid()
 
     @staticmethod
-    def of(parts: Sequence[Any]) -> Memory:
+    def of(parts: Sequence[Any]) -> MessageMemory:
         """A file that holds these, each from the next multiple of 64 bytes."""
         views = [memoryview(part).cast("B") for part in parts]
-        memory, at = Memory._sized(SLOTS + sum(map(_rounded, map(len, views)))), SLOTS
+        memory, at = MessageMemory._sized(SLOTS + sum(map(_rounded, map(len, views)))), SLOTS
         for view in views:
             memory._file.write(view, at)
             at += _rounded(len(view))
         return memory
 
     @staticmethod
-    def room(sizes: Sequence[int]) -> tuple[Memory, list[memoryview]]:
+    def room(sizes: Sequence[int]) -> tuple[MessageMemory, list[memoryview]]:
         """A file for parts of these sizes, with anything in it, and the parts, to be written before it is sent."""
         size = SLOTS + sum(map(_rounded, sizes))
-        memory = Memory._sized(size)
+        memory = MessageMemory._sized(size)
         return memory, _split(memoryview(mmap.mmap(memory.fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)), sizes, SLOTS)
 
     @staticmethod
-    def _sized(size: int) -> Memory:
+    def _sized(size: int) -> MessageMemory:
         file = kept_files.take(size)
         if file is None:
-            return Memory(_File(new_file("monarch-message", size), size))
-        memory = Memory(file)  # from here on it is closed, or kept, whatever is raised
+            return MessageMemory(_File(new_file("monarch-message", size), size))
+        memory = MessageMemory(file)  # from here on it is closed, or kept, whatever is raised
         file.again()
         return memory
 

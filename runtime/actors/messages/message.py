@@ -22,7 +22,7 @@ import torch
 from monarch.compiler.config import settings
 from monarch.compiler.execution.executor import outgoing
 from monarch.compiler.plan import MonarchError, format_bytes
-from monarch.runtime.actors.messages.memory import Memory, mapped
+from monarch.runtime.actors.messages.memory import MessageMemory, mapped
 from monarch.runtime.actors.messages.protocol import Head
 from monarch.runtime.actors.messages.sending import Sending
 from monarch.runtime.shared.wire import in_bytes
@@ -67,7 +67,7 @@ class Payload:
         self,
         data: bytes | None,
         sizes: tuple[int, ...] = (),
-        memory: Memory | None = None,
+        memory: MessageMemory | None = None,
         parts: list[memoryview] | None = None,
     ) -> None:
         self.data = data
@@ -122,7 +122,7 @@ class Payload:
         if len(data or b"") > INLINE:
             parts.insert(0, data)
             data = None
-        return Payload(data, tuple(memoryview(part).nbytes for part in parts), Memory.of(parts))
+        return Payload(data, tuple(memoryview(part).nbytes for part in parts), MessageMemory.of(parts))
 
     def received(self) -> Payload:
         """The same as its receiver has it, in the process that sent it."""
@@ -172,7 +172,7 @@ NO_ARGUMENTS = Payload(pickle.dumps(((), {}), 5))
 def packet(head: Head, payload: Payload) -> bytes:
     """A packet for one receiver."""
     if payload.parts is not None and payload.memory is None:  # it was received, and is passed on
-        payload.memory = Memory.of(payload.parts)
+        payload.memory = MessageMemory.of(payload.parts)
     more: tuple[Any, ...] = ()
     if payload.lent or payload.files is not None:
         more = payload.lent, 0 if payload.files is None else len(payload.files.fds)

@@ -31,7 +31,7 @@ from time import monotonic
 from typing import Any
 
 from monarch.runtime.actors.messages.address import LONGEST, host_of, name_of
-from monarch.runtime.actors.messages.memory import Memory
+from monarch.runtime.actors.messages.memory import MessageMemory
 from monarch.runtime.actors.messages.message import EMPTY, PACKET, Files, Payload, packet, unpack
 from monarch.runtime.actors.messages.network import Network, Way, refuse
 from monarch.runtime.actors.messages.order import Numbers
@@ -91,7 +91,7 @@ class _Way:
         self._router = router
         self.socket = connected
         self.lock = threading.Lock()
-        self.outbox: deque[tuple[bytes, Memory | Files | None]] = deque()
+        self.outbox: deque[tuple[bytes, MessageMemory | Files | None]] = deque()
         self.open = True
 
     def send(self, head: Head, payload: Payload) -> bool:
@@ -138,7 +138,7 @@ class _Way:
                 self._router.forget(self.socket.fileno())
             self.socket.close()
 
-    def _put(self, data: bytes, files: Memory | Files | None) -> bool:
+    def _put(self, data: bytes, files: MessageMemory | Files | None) -> bool:
         """Whether the socket took it. Raises OSError where the other end is gone. With the lock held."""
         try:
             if files is None:

@@ -14,7 +14,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
-from monarch.runtime.controller.state import Remote
+from monarch.runtime.controller.state import RemoteTensor
 from monarch.runtime.worker.exchange import Reference, take
 
 
@@ -25,7 +25,7 @@ class Sending:
 
     def __init__(self, to: Sequence[str]) -> None:
         self._to = to
-        self.tensors: dict[MeshExecutor | PartExecutor, tuple[int, list[Remote]]] = {}
+        self.tensors: dict[MeshExecutor | PartExecutor, tuple[int, list[RemoteTensor]]] = {}
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
         processes: ActorProcesses | None = getattr(executor, "actor_processes", None)

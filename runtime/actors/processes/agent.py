@@ -20,7 +20,7 @@ from monarch.runtime.actors.messages.address import name_of, new_address, tag_of
 from monarch.runtime.actors.messages.network import Across, refuse
 from monarch.runtime.actors.messages.router import hand_over, listen
 from monarch.runtime.actors.messages.strangers import Strangers
-from monarch.runtime.actors.processes.group import Group
+from monarch.runtime.actors.processes.group import ProcMeshSpec
 from monarch.runtime.actors.processes.host import Host
 from monarch.runtime.actors.processes.process import Process
 from monarch.runtime.actors.processes.programs import WorkersInProcesses
@@ -64,7 +64,9 @@ class Agent(Process):
         listener, where = sockets.listen_tcp(across.bind, across.advertise)
         address = new_address(tag_of(number, str(where["host"]), int(str(where["port"]))))
         shape, owner = Shape.unity(), (address, "")
-        group = Group(address, "agent", (address,), root, (address,), shape, owner, None, None, (), os.getcwd(), ())
+        group = ProcMeshSpec(
+            address, "agent", (address,), root, (address,), shape, owner, None, None, (), os.getcwd(), ()
+        )
         super().__init__(group, 0, listen(address))
         self.ready.set()
         self._over = False

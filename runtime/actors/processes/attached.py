@@ -16,7 +16,7 @@ from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Payload
 from monarch.runtime.actors.messages.network import Across
 from monarch.runtime.actors.messages.protocol import OUTPUT, READY, SPAWNED, Head
-from monarch.runtime.actors.processes.group import Death, Group
+from monarch.runtime.actors.processes.group import Death, ProcMeshSpec
 from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.control.message import Message
 from monarch.runtime.transport.reach import use_tls
@@ -98,7 +98,7 @@ class OtherHosts:
 
     def _on_spawned(self, sender: str, head: Head, payload: Payload) -> None:
         """Processes are about to be started on other hosts, by whomever."""
-        group: Group = payload.decode()
+        group: ProcMeshSpec = payload.decode()
         for rank, address in enumerate(group.addresses):
             agent = group.host_of(rank)
             if host_of(agent):

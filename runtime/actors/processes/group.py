@@ -29,7 +29,7 @@ class Death:
 
 
 @dataclass(frozen=True)
-class Group:
+class ProcMeshSpec:
     """Processes that are spawned together, a mesh of them: what they and the agent of their host have to know."""
 
     id: str

@@ -46,7 +46,7 @@ from monarch.runtime.actors.messages.router import listen
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.attached import OtherHosts
 from monarch.runtime.actors.processes.exits import exit_now, interrupt_main
-from monarch.runtime.actors.processes.group import Death, Group
+from monarch.runtime.actors.processes.group import Death, ProcMeshSpec
 from monarch.runtime.actors.processes.logs import Received
 from monarch.runtime.actors.processes.output import HOLD_SECONDS, Output, Source
 from monarch.runtime.actors.processes.ownership import EndProcess
@@ -73,7 +73,7 @@ _LIMIT = (
 class _Running:
     """A group of processes that were started here."""
 
-    group: Group
+    group: ProcMeshSpec
     warm: WarmParent
     alive: set[int]
     last: dict[int, deque[str]]
@@ -131,7 +131,7 @@ class Host:
         except RuntimeError as error:
             self._process.reply(head[1], False, MonarchError(f"cannot start processes: {error}", hint=_LIMIT))
 
-    def fork(self, group: Group) -> None:
+    def fork(self, group: ProcMeshSpec) -> None:
         """Start those processes of a group that are to be here. They can be sent messages when this returns."""
         ranks = group.ranks_on(self._process.address)
         count = len(ranks)
@@ -426,7 +426,9 @@ class Root(Process):
     def __init__(self) -> None:
         address = new_address()
         shape = Shape.unity()
-        group = Group(address, "root", (address,), address, (address,), shape, (address, ""), None, None, (), "", ())
+        group = ProcMeshSpec(
+            address, "root", (address,), address, (address,), shape, (address, ""), None, None, (), "", ()
+        )
         super().__init__(group, 0, listen(address))
         import torch
 

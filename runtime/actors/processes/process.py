@@ -58,7 +58,7 @@ from monarch.runtime.actors.processes.circles import Circles
 from monarch.runtime.actors.processes.current import running
 from monarch.runtime.actors.processes.exits import run_exit_handlers
 from monarch.runtime.actors.processes.faults import Faults
-from monarch.runtime.actors.processes.group import Death, Group
+from monarch.runtime.actors.processes.group import Death, ProcMeshSpec
 from monarch.runtime.actors.processes.hearing import Hearing
 from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.instance import LocalActor, Refusal
@@ -105,7 +105,7 @@ CAUSE_SECONDS = 5.0
 class Process:
     """What this process has of actors."""
 
-    def __init__(self, group: Group, rank: int, listener: socket.socket) -> None:
+    def __init__(self, group: ProcMeshSpec, rank: int, listener: socket.socket) -> None:
         self.group = group
         self.rank = rank
         self.address = group.addresses[rank]
@@ -556,7 +556,9 @@ class Process:
         """The same, of those that have been made."""
         return ()
 
-    def executor(self, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[bool]) -> Executor:
+    def executor(
+        self, mesh: MeshSpec, group: ProcMeshSpec, ranks: Sequence[int], bootstrapped: Future[bool]
+    ) -> Executor:
         """See `programs.executor_in`."""
         return executor_in(self, mesh, group, ranks, bootstrapped)
 

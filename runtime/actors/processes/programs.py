@@ -30,7 +30,7 @@ from monarch.runtime.actors.errors import ActorError, SupervisionError
 from monarch.runtime.actors.messages.address import host_of
 from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
-from monarch.runtime.actors.processes.group import Death, Group
+from monarch.runtime.actors.processes.group import Death, ProcMeshSpec
 from monarch.runtime.actors.processes.ports import All, failing
 from monarch.runtime.controller.connection import ActorProcesses, LocalConnection
 from monarch.runtime.controller.executor import MeshExecutor
@@ -299,7 +299,7 @@ def _not_started(mesh: MeshSpec, error: ActorError | SupervisionError) -> Monarc
 
 
 def executor_in(
-    process: Process, mesh: MeshSpec, group: Group, ranks: Sequence[int], bootstrapped: Future[bool]
+    process: Process, mesh: MeshSpec, group: ProcMeshSpec, ranks: Sequence[int], bootstrapped: Future[bool]
 ) -> Executor:
     """Start a worker for each place of a mesh in one of these processes, in order, once all are `bootstrapped`: all on
     this process' host, or as many on each of the hosts that the program has attached together. Raises MonarchError."""

@@ -28,7 +28,7 @@ from monarch.runtime.actors.processes import current, logs
 from monarch.runtime.actors.processes.binding import bind
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import forget_what_is_the_parents
-from monarch.runtime.actors.processes.group import Group
+from monarch.runtime.actors.processes.group import ProcMeshSpec
 from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.actors.processes.process import CAUSE_SECONDS, Process
 from monarch.runtime.processes.importing import started
@@ -53,7 +53,7 @@ def serve(forked: Forked, fresh: bool = False) -> NoReturn:
     sys.stdin = open(os.devnull, encoding="utf-8")
     sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
     sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    group: Group
+    group: ProcMeshSpec
     across: Across | None
     group, across = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
     unfit: MonarchError | None = None

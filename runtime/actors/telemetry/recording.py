@@ -21,11 +21,11 @@ from monarch.compiler.execution.events import (
     Failure,
     Handled,
     Metric,
-    Place,
     Span,
     Spawned,
     Status,
     Timed,
+    WorkersStatus,
     running,
     subscribe,
 )
@@ -58,7 +58,7 @@ class Recording:
         self._numbers = count(1)
         self._unsubscribe = [
             subscribe(self._on_span, Span),
-            subscribe(self._on_place, Place),
+            subscribe(self._on_place, WorkersStatus),
             subscribe(self._on_failure, Failure),
             subscribe(self._on_spawned, Spawned),
             subscribe(self._on_status, Status),
@@ -116,7 +116,7 @@ class Recording:
         else:
             self._rows["spans"].append((at, 0, 0, span.kind, span.label, "", took))
 
-    def _on_place(self, place: Place) -> None:
+    def _on_place(self, place: WorkersStatus) -> None:
         mesh, name = self._mesh(place.executor), str(place.executor.mesh)
         status = "Running" if place.is_running else "Ended"
         self._rows["status_events"].append((self._now(), "mesh", mesh, name, status, ""))

@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from monarch.runtime.transport.buffers import Place
+from monarch.runtime.transport.buffers import MemoryRange
 
 LIBRARY = "libcuda.so.1"
 
@@ -161,7 +161,7 @@ class Driver:
         event.record(lent[gpu] if gpu in lent else current_stream(gpu))
         return event
 
-    def copy(self, target: Place, source: Place, after: Event | None = None) -> None:
+    def copy(self, target: MemoryRange, source: MemoryRange, after: Event | None = None) -> None:
         """Copy, and return when it is done: all of `source` to the beginning of `target`. Begins after the event,
         which is closed; without one, after what `now` says of the GPUs of both."""
         gpu = source.gpu if source.gpu is not None else target.gpu
@@ -294,7 +294,7 @@ class Stream:
         with self.loaded.on(self.gpu):
             self.loaded._call("cuStreamWaitEvent", self._handle, event.handle, ctypes.c_uint(0))
 
-    def copy(self, target: Place, source: Place) -> None:
+    def copy(self, target: MemoryRange, source: MemoryRange) -> None:
         """Launch a copy of all of `source` to the beginning of `target`."""
         size = ctypes.c_size_t(source.size)
         if not source.size:

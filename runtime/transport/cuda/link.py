@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import buffers
-from monarch.runtime.transport.buffers import Place
+from monarch.runtime.transport.buffers import MemoryRange
 from monarch.runtime.transport.cuda import driver, staging
 from monarch.runtime.transport.cuda.driver import CudaFailed, Event, Stream
 from monarch.runtime.transport.cuda.lane import Lane
@@ -55,18 +55,18 @@ class GpuReach(Reach):
         self._offset, self._address = int(lent["offset"]), int(lent["address"])
         self._uuid = str(lent["device"])
         self._ours = ours
-        self.mapped: Place | None = None
+        self.mapped: MemoryRange | None = None
         self.mappable = True
 
-    def place(self, offset: int, size: int) -> Place:
+    def place(self, offset: int, size: int) -> MemoryRange:
         """Where it is mapped here; maps it, the first time. By one thread at a time. Raises CudaFailed."""
         if self.mapped is None:
             if self._ours:
                 # A process cannot open what it has exported itself.
-                self.mapped = Place(self._address, self.size, driver.here().uuids().index(self._uuid), None)
+                self.mapped = MemoryRange(self._address, self.size, driver.here().uuids().index(self._uuid), None)
             else:
                 gpu, base = driver.here().open(self._handle, self._uuid)
-                self.mapped = Place(base + self._offset, self.size, gpu, None)
+                self.mapped = MemoryRange(base + self._offset, self.size, gpu, None)
         return self.mapped.part(offset, size)
 
     def free(self) -> None:
@@ -160,13 +160,15 @@ class CudaLink(ShmLink):
 
     def _checked(
         self, memory: Memory, region: Region, offset: int, signal: Signal | None = None, writable: bool = False
-    ) -> Place:
+    ) -> MemoryRange:
         self.can_send()
         place = buffers.place_of(memory, writable)
         self.check(region, offset, place.size, signal)
         return place
 
-    def _copy_of(self, write: bool, place: Place, region: Region, offset: int, signal: Signal | None) -> _Copy | None:
+    def _copy_of(
+        self, write: bool, place: MemoryRange, region: Region, offset: int, signal: Signal | None
+    ) -> _Copy | None:
         """What the driver is to copy; None where shared memory's way is to be taken, in turn. Raises AccessRefused."""
         reach = self._reach(region)
         if not isinstance(reach, GpuReach) or not reach.mappable:
@@ -302,7 +304,7 @@ class _Copy:
         self,
         link: CudaLink,
         write: bool,
-        place: Place,
+        place: MemoryRange,
         reach: GpuReach,
         region: Region,
         offset: int,

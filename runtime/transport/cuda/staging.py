@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import buffers
-from monarch.runtime.transport.buffers import Place
+from monarch.runtime.transport.buffers import MemoryRange
 from monarch.runtime.transport.cuda import driver
 from monarch.runtime.transport.cuda.driver import CudaFailed, Event
 from monarch.runtime.transport.interface import AccessRefused, Memory, Work
@@ -55,7 +55,7 @@ def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | N
     return pending
 
 
-def move(target: Place, source: Place, after: Event | None = None) -> None:
+def move(target: MemoryRange, source: MemoryRange, after: Event | None = None) -> None:
     """Copy within this process: all of `source` to the beginning of `target`, after what PyTorch has launched.
     `after` is where that ends, if not now, and is closed. Raises MonarchError."""
     if target.gpu is None and source.gpu is None:
@@ -120,11 +120,11 @@ def store(owned: Owned, offset: int, staged: memoryview) -> None:
         raise AccessRefused(f"region {owned.number} cannot be written: {error.message}") from error
 
 
-def _place(owned: Owned, offset: int, size: int) -> Place:
-    return Place(owned.address + offset, size, buffers.gpu_of(owned.device), owned.memory)
+def _place(owned: Owned, offset: int, size: int) -> MemoryRange:
+    return MemoryRange(owned.address + offset, size, buffers.gpu_of(owned.device), owned.memory)
 
 
-def _read(place: Place, after: Event | None = None) -> memoryview:
+def _read(place: MemoryRange, after: Event | None = None) -> memoryview:
     staged = memoryview(bytearray(place.size))
     move(buffers.place_of(staged), place, after)
     return staged

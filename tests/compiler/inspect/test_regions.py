@@ -18,11 +18,11 @@ from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.inspect.inspection import Inspection
 from monarch.compiler.inspect.overview import overview
 from monarch.compiler.inspect.page.data import plan_data
-from monarch.compiler.inspect.places import Place, explain_any
+from monarch.compiler.inspect.places import PlaceExplanation, explain_any
 from monarch.compiler.inspect.verdicts import verdicts
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
-from monarch.compiler.plan.report import Value, peak
+from monarch.compiler.plan.report import ReportedValue, peak
 from monarch.distributed import Mesh
 
 ROUNDS = 7
@@ -74,7 +74,7 @@ def plans() -> dict[str, Plan]:
     return {name: compiled(body) for name, body in PROGRAMS.items()}
 
 
-def with_regions(plan: Plan) -> Value:
+def with_regions(plan: Plan) -> ReportedValue:
     assert plan.report is not None
     (found,) = [value for value in plan.report.values if value.op in ("scan", "cond", "while_loop")]
     return found
@@ -164,6 +164,6 @@ def test_everybody_says_the_same(plans: dict[str, Plan], name: str) -> None:
     page = plan_data(plan)["values"]
     assert sum(page["sent"]) == sent and page["within"][values.index(with_regions(plan))]
     module = explain_any(plan, f"test_regions.py:{plan.sources[with_regions(plan).source].line}")
-    assert isinstance(module, Place) and module.within and "in a loop or a branch" in str(module)
+    assert isinstance(module, PlaceExplanation) and module.within and "in a loop or a branch" in str(module)
     again = plan_from_bytes(plan_bytes(plan))
     assert again.report == plan.report

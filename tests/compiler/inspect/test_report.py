@@ -15,7 +15,7 @@ from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph
-from monarch.compiler.plan import Plan, Value
+from monarch.compiler.plan import Plan, ReportedValue
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import TARGETS
 from monarch.compiler.plan.report import peak
@@ -26,7 +26,7 @@ from monarch.distributed import Mesh
 from tests.compiler.inspect.programs import KINDS, megatron, training_plan
 
 
-def values_of(plan: Plan) -> dict[str, Value]:
+def values_of(plan: Plan) -> dict[str, ReportedValue]:
     assert plan.report is not None
     return {value.name: value for value in plan.report.values}
 

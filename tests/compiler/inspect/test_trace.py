@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.inspect.labels import labels
 from monarch.compiler.inspect.trace import Command, Handled, Span, Step, Trace, TracedPlan, load_trace, save_trace
-from monarch.compiler.plan import Instruction, MeshSpec, Plan, Report, Slot, TensorType, Value, ValueSpec
+from monarch.compiler.plan import Instruction, MeshSpec, Plan, Report, ReportedValue, Slot, TensorType, ValueSpec
 
 MESH = MeshSpec.of(data=2)
 GRAPH = """\
@@ -284,7 +284,7 @@ def test_names_come_from_the_report_or_from_the_graphs_text_or_from_the_ops() ->
     assert [each.is_collective for each in found] == [False, True, True, False, True]
     without = labels(replace(plan(), graph="graph @step on mesh<data=2> {\n  %other = aten.sum(%x) : f32[]\n}"))
     assert [each.name for each in without[:4]] == ["aten.sum.default", "commit", "all_reduce", "getitem"]
-    value = Value("total", "aten.sum", "aten.sum(%x)", (), (None,), 0, module="head", moved=64, seconds=2e-6)
+    value = ReportedValue("total", "aten.sum", "aten.sum(%x)", (), (None,), 0, module="head", moved=64, seconds=2e-6)
     reported = labels(replace(plan(), report=Report((value,), ())))
     assert (reported[0].name, reported[0].module, reported[0].moved, reported[0].estimate) == (
         "total",

@@ -18,7 +18,7 @@ from monarch.compiler.errors import LayoutError
 from monarch.compiler.mesh import Extent, MeshAlgebra, NDSlice, Point, Shape
 from monarch.language import Mesh
 from monarch.runtime.actors.messages.address import new_address, tag_of
-from monarch.runtime.actors.processes.process import Group
+from monarch.runtime.actors.processes.process import ProcMeshSpec
 
 LABELS = ("a", "b", "c", "d")
 
@@ -156,7 +156,7 @@ def every_mesh(sizes: dict[str, int]) -> list[MeshAlgebra]:
     shape = Shape.of(sizes)
     count = len(shape)
     places = tuple(f"{number}" for number in range(count))
-    group = Group("id", "crew", places, "0", places, shape, ("0", ""), None, None, (), "", ())
+    group = ProcMeshSpec("id", "crew", places, "0", places, shape, ("0", ""), None, None, (), "", ())
     return [
         Mesh.abstract(**sizes),
         HostMesh(shape, tuple(new_address(tag_of(number, f"node{number}", 1)) for number in range(count))),

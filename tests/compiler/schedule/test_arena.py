@@ -15,13 +15,13 @@ from monarch.compiler.context import Context
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.local_ops import LOCAL_OPS
 from monarch.compiler.pipeline import compile_graph, partition_graph
-from monarch.compiler.plan import Instruction, Plan, Region, Slot
+from monarch.compiler.plan import ArenaRange, Instruction, Plan, Slot
 from monarch.compiler.plan.arena import overlapping, region_bytes
 from monarch.compiler.plan.check import check_plan
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.schedule import arena as placing
-from monarch.compiler.schedule.arena import Span, lower_bound, pack
+from monarch.compiler.schedule.arena import Lifetime, lower_bound, pack
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 from monarch.runtime.worker.arena import Arena
@@ -32,7 +32,7 @@ from tests.sample import examples
 
 SPANS = st.lists(
     st.builds(
-        lambda size, first, length: Span(64 * size, first, first + length),
+        lambda size, first, length: Lifetime(64 * size, first, first + length),
         st.integers(1, 20),
         st.integers(0, 12),
         st.integers(0, 12),
@@ -43,7 +43,7 @@ SPANS = st.lists(
 
 @settings(max_examples=300)
 @given(SPANS)
-def test_what_is_needed_at_once_does_not_overlap(spans: list[Span]) -> None:
+def test_what_is_needed_at_once_does_not_overlap(spans: list[Lifetime]) -> None:
     total, offsets = pack(spans)
     assert lower_bound(spans) <= total <= sum(span.size for span in spans)
     for a, (one, start) in enumerate(zip(spans, offsets, strict=True)):
@@ -55,7 +55,7 @@ def test_what_is_needed_at_once_does_not_overlap(spans: list[Span]) -> None:
 
 def test_a_gap_is_filled_by_what_fits_best() -> None:
     # Two long-lived values with what lies between them gone: 192 bytes are free below, and 64 between.
-    spans = [Span(640, 0, 0), Span(576, 0, 9), Span(512, 0, 9), Span(64, 1, 9), Span(128, 1, 9)]
+    spans = [Lifetime(640, 0, 0), Lifetime(576, 0, 9), Lifetime(512, 0, 9), Lifetime(64, 1, 9), Lifetime(128, 1, 9)]
     total, offsets = pack(spans)
     assert total == lower_bound(spans) == 640 + 576 + 512
     assert offsets == [0, 640, 1216, 128, 0]
@@ -74,9 +74,9 @@ MLP = """graph @mlp on mesh<a=1> {
 }"""
 
 
-def regions(plan: Plan) -> dict[str, Region | None]:
+def regions(plan: Plan) -> dict[str, ArenaRange | None]:
     """By op, and its number among those of its kind."""
-    found: dict[str, Region | None] = {}
+    found: dict[str, ArenaRange | None] = {}
     for instruction in plan.instructions:
         count = sum(name.startswith(instruction.op) for name in found)
         found[f"{instruction.op} {count}"] = instruction.regions[0] if instruction.regions else None
@@ -87,9 +87,9 @@ def test_results_and_what_shares_their_memory_stay_out() -> None:
     plan = compile_graph(parse_graph(MLP), CompileOptions(kernels="off"), report=True)
     found = regions(plan)
     size = 64 * 64 * 4
-    assert found["aten.mm.default 0"] == Region(0, torch.float32, (64, 64))
+    assert found["aten.mm.default 0"] == ArenaRange(0, torch.float32, (64, 64))
     # gelu is read with the first product at the end: both are there at once. The second product is a result, by a view.
-    assert found["aten.gelu.default 0"] == Region(size, torch.float32, (64, 64))
+    assert found["aten.gelu.default 0"] == ArenaRange(size, torch.float32, (64, 64))
     assert found["aten.mm.default 1"] is None
     # The sum is written over the last product, and is a result.
     assert found["aten.mm.default 2"] is None
@@ -128,7 +128,7 @@ def test_a_result_in_the_arena_is_found() -> None:
     last = len(plan.instructions) - 1
     products = [number for number, each in enumerate(plan.instructions) if each.op == "aten.mm.default"]
     broken = list(plan.instructions)
-    broken[products[1]] = replace(broken[products[1]], regions=(Region(2 * 64 * 64 * 4, torch.float32, (64, 64)),))
+    broken[products[1]] = replace(broken[products[1]], regions=(ArenaRange(2 * 64 * 64 * 4, torch.float32, (64, 64)),))
     assert overlapping(replace(plan, instructions=tuple(broken), arena=3 * 64 * 64 * 4)) == (products[1], last + 1)
 
 
@@ -192,11 +192,11 @@ def test_random_plans_compute_the_same_bits_in_the_arena(kernels: bool, program:
     expected = run(replace(plan, arena=0, instructions=tuple(map(bare, plan.instructions))), program, Arena())
     arena = Arena(plan.arena)
     if plan.arena:
-        arena.at(Region(0, torch.uint8, (plan.arena,))).fill_(0xFF)  # nan, where it is read as numbers
+        arena.at(ArenaRange(0, torch.uint8, (plan.arena,))).fill_(0xFF)  # nan, where it is read as numbers
     first = run(plan, program, arena)
     second = run(plan, program, arena)
     if plan.arena:
-        arena.at(Region(0, torch.uint8, (plan.arena,))).fill_(0xFF)
+        arena.at(ArenaRange(0, torch.uint8, (plan.arena,))).fill_(0xFF)
     for results in (first, second):
         for result, right in zip(results, expected, strict=True):
             assert torch.equal(result, right) and result.dtype == right.dtype

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from monarch.runtime.actors.messages.link import Link
-from monarch.runtime.actors.messages.memory import Memory
+from monarch.runtime.actors.messages.memory import MessageMemory
 from monarch.runtime.actors.messages.message import PACKET, Payload
 from monarch.runtime.actors.messages.protocol import RELAY, Head
 from monarch.runtime.transport.streams import Buffers, Stream
@@ -141,7 +141,7 @@ def test_what_there_is_no_memory_for_is_an_error_where_it_is_wanted_and_no_end(m
     pair.join()
     with monkeypatch.context() as patch:
         patch.setattr("monarch.runtime.actors.messages.link.room", full)
-        patch.setattr(Memory, "room", full)
+        patch.setattr(MessageMemory, "room", full)
         tensor = torch.zeros(300_000)
         pair.links["a"].send((1,), Payload.of([tensor, tensor + 1]))
         pair.links["a"].send((RELAY, "to", "from", (2,)), Payload.of(tensor))

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from monarch.runtime.control.records import Attach, Attached, HostInfo, Lost, Progress, Record, Start
-from monarch.runtime.control.relay import PARENT, SERVICE, Action, Call, Down, Drop, Event, Gone, Ready, Relay, Send, Up
+from monarch.runtime.control.relay import PARENT, SERVICE, Action, Dial, Down, Drop, Event, Gone, Ready, Relay, Send, Up
 
 CONTROLLER = -1
 
@@ -50,9 +50,9 @@ class Simulation:
                 below = self.child[at][to]
                 self.frames[at, below] = self.frames.get((at, below), 0) + 1
                 self._queue(at, below, "down", record)
-            case Call(child, attach) if attach.number in self.dead:
+            case Dial(child, attach) if attach.number in self.dead:
                 self.feed(at, Gone(child, "connection refused"))
-            case Call(child, attach):
+            case Dial(child, attach):
                 below = attach.number
                 self.relays[below] = Relay()
                 self.parent[below], self.index[below] = at, child

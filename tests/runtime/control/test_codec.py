@@ -14,13 +14,13 @@ from monarch.runtime.control import monarch_pb2 as pb
 from monarch.runtime.control.handshake import (
     Agreed,
     ControllerHandshake,
-    Ended,
     HostHandshake,
     Opener,
     Refused,
     Release,
     Sealer,
     Session,
+    SessionOver,
     frame_of,
 )
 from monarch.runtime.control.message import Message
@@ -32,9 +32,9 @@ from monarch.runtime.control.records import (
     Close,
     Forget,
     HostInfo,
+    HostPart,
     Lost,
     Malformed,
-    Part,
     Progress,
     Record,
     Start,
@@ -68,7 +68,7 @@ FAILURES = st.lists(st.tuples(NUMBERS, TEXTS), max_size=3).map(tuple)
 RECORDS = st.one_of(
     st.builds(Beat, st.booleans()),
     STARTS,
-    st.builds(Part, MESHES, NUMBERS, st.binary(min_size=1, max_size=40)),
+    st.builds(HostPart, MESHES, NUMBERS, st.binary(min_size=1, max_size=40)),
     st.builds(Progress, KINDS, MESHES, st.lists(INT64, min_size=1, max_size=limits.NUMBERS).map(tuple)),
     st.builds(Attach, st.integers(0, 99), st.lists(TEXTS, min_size=1, max_size=5).map(tuple),
               st.integers(1, limits.FAN_OUT), st.sampled_from([0.2, 1.0, 10.0, 3600.0])),
@@ -217,14 +217,14 @@ def test_data_is_not_copied_before_it_is_sent() -> None:
 @pytest.mark.parametrize(
     ("records", "says"),
     [
-        ([Part(1, 0, b"x")], "belongs to no message"),
+        ([HostPart(1, 0, b"x")], "belongs to no message"),
         ([Start("x", 1, size=5, data=b"12"), Start("x", 1)], "before the last one's end"),
-        ([Start("x", 1, size=5, data=b"12"), Part(1, 0, b"3456")], "has parts of 6"),
-        ([Start("x", 1, size=5, data=b"12"), Part(1, 3, b"345")], "belongs to no message"),
+        ([Start("x", 1, size=5, data=b"12"), HostPart(1, 0, b"3456")], "has parts of 6"),
+        ([Start("x", 1, size=5, data=b"12"), HostPart(1, 3, b"345")], "belongs to no message"),
         ([Start("x", 1, head=b"[]")], "a JSON object"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(records: list[Start | Part], says: str) -> None:
+def test_parts_that_do_not_fit_are_refused(records: list[Start | HostPart], says: str) -> None:
     assembly = Assembly()
     for record in records[:-1]:
         assert assembly.take(record) is None
@@ -338,7 +338,7 @@ def test_who_does_not_have_a_session_s_key_does_not_go_on_with_it() -> None:
     controller.prove(host.challenge(controller.hello()))
     with pytest.raises(Refused, match="does not know"):
         controller.finish(host.finish()[0])
-    with pytest.raises(Ended):
+    with pytest.raises(SessionOver):
         agree(ControllerHandshake(SECRET, OWN, first.session), HostHandshake(SECRET, OWN))
 
 

@@ -7,7 +7,18 @@ from hypothesis import strategies as st
 
 from monarch.runtime.control import limits
 from monarch.runtime.control.outbox import Outbox
-from monarch.runtime.control.records import Assembly, Beat, Close, Forget, Lost, Message, Part, Progress, Record, Start
+from monarch.runtime.control.records import (
+    Assembly,
+    Beat,
+    Close,
+    Forget,
+    HostPart,
+    Lost,
+    Message,
+    Progress,
+    Record,
+    Start,
+)
 
 BIG = 10 * limits.PART_BYTES
 
@@ -21,15 +32,15 @@ def test_a_large_message_lets_others_through() -> None:
     outbox.put(start(1, BIG))
     outbox.put(start(2))
     first = outbox.take()
-    assert [type(record) for record in first] == [Start, Start, Part]
-    assert sum(len(record.data) for record in first if isinstance(record, Start | Part)) == limits.FRAME_BYTES
+    assert [type(record) for record in first] == [Start, Start, HostPart]
+    assert sum(len(record.data) for record in first if isinstance(record, Start | HostPart)) == limits.FRAME_BYTES
 
 
 def test_two_large_messages_take_turns() -> None:
     outbox = Outbox()
     for mesh in (1, 2):
         outbox.put(start(mesh, BIG))
-    meshes = [record.mesh for _ in range(10) for record in outbox.take() if isinstance(record, Start | Part)]
+    meshes = [record.mesh for _ in range(10) for record in outbox.take() if isinstance(record, Start | HostPart)]
     assert meshes == [1, 2] * 10
 
 
@@ -38,7 +49,7 @@ def test_a_loss_goes_behind_what_the_host_has_said_and_before_the_others_a_close
     big = bytes(2 * limits.FRAME_BYTES)
     for host in (1, 2):
         outbox.put(Start("x", 1, host, size=len(big), data=big))
-    outbox.put(Part(2, 1, b"half of something"))
+    outbox.put(HostPart(2, 1, b"half of something"))
     outbox.put(Close())
     outbox.put(Lost(5, 9, "cut"))
     outbox.put(Lost(1, 2, "cut"))
@@ -47,8 +58,8 @@ def test_a_loss_goes_behind_what_the_host_has_said_and_before_the_others_a_close
         sent += records
     assert isinstance(sent[0], Lost) and sent[0].start == 5 and isinstance(sent[-1], Close)
     (at,) = [at for at, record in enumerate(sent) if isinstance(record, Lost) and record.start == 1]
-    before = [record.host for record in sent[1:at] if isinstance(record, Start | Part)]
-    after = [record.host for record in sent[at:] if isinstance(record, Start | Part)]
+    before = [record.host for record in sent[1:at] if isinstance(record, Start | HostPart)]
+    after = [record.host for record in sent[at:] if isinstance(record, Start | HostPart)]
     assert before.count(1) == 5 and 1 not in after and 2 in after
 
 
@@ -58,7 +69,7 @@ def test_a_mesh_is_forgotten_behind_its_messages() -> None:
     outbox.put(Forget(1))
     outbox.put(start(1))
     sent = [record for _ in range(3) for record in outbox.take()]
-    assert [type(record) for record in sent] == [Start, Part, Part, Forget, Start]
+    assert [type(record) for record in sent] == [Start, HostPart, HostPart, Forget, Start]
 
 
 def test_only_the_latest_progress_is_sent() -> None:
@@ -122,7 +133,7 @@ def test_every_message_arrives_whole_and_in_the_order_of_its_mesh(
 
     def pass_on(records: list[Record]) -> bool:
         for record in records:
-            assert isinstance(record, Start | Part)
+            assert isinstance(record, Start | HostPart)
             message = assembly.take(record)
             if message is not None:
                 arrived.append(message)

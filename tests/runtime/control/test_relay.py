@@ -12,14 +12,14 @@ from monarch.runtime.control.records import (
     Attached,
     Close,
     Forget,
+    HostPart,
     Lost,
     Malformed,
-    Part,
     Progress,
     Start,
     ranges,
 )
-from monarch.runtime.control.relay import PARENT, Call, Down, Drop, Gone, Ready, Relay, Send, Up
+from monarch.runtime.control.relay import PARENT, Dial, Down, Drop, Gone, Ready, Relay, Send, Up
 from monarch.runtime.shared.tree import split
 from tests.runtime.control.simulated import CONTROLLER, Simulation, info
 
@@ -176,13 +176,13 @@ def relay() -> Relay:
     """Host 3, with hosts 4, 5 beneath it as its children."""
     made = Relay()
     actions = made.handle(Down(Attach(3, ("a", "b", "c"), 2, 1.0)))
-    assert [action.attach.number for action in actions if isinstance(action, Call)] == [4, 5]
+    assert [action.attach.number for action in actions if isinstance(action, Dial)] == [4, 5]
     return made
 
 
 @pytest.mark.parametrize(
     "record",
-    [Attach(0, ("x",), 2, 1.0), Lost(1, 2, ""), Attached(()), Progress("p", 0, (1,)), Close(), Part(0, 0, b"x")],
+    [Attach(0, ("x",), 2, 1.0), Lost(1, 2, ""), Attached(()), Progress("p", 0, (1,)), Close(), HostPart(0, 0, b"x")],
 )
 def test_what_does_not_come_from_above_is_malformed(record: object) -> None:
     with pytest.raises(Malformed):
@@ -196,7 +196,7 @@ def test_messages_of_one_mesh_do_not_overlap_on_the_way_down() -> None:
     with pytest.raises(Malformed, match="before the last one's end"):
         machine.handle(Down(Start("x", 1)))
     with pytest.raises(Malformed, match="more parts"):
-        machine.handle(Down(Part(2, 0, b"1234567")))
+        machine.handle(Down(HostPart(2, 0, b"1234567")))
 
 
 def test_nothing_comes_before_the_attach() -> None:
@@ -208,7 +208,7 @@ def test_nothing_comes_before_the_attach() -> None:
     "record",
     [
         Start("x", 0, 5),
-        Part(0, 3, b"x"),
+        HostPart(0, 3, b"x"),
         Lost(3, 5, ""),
         Attached((info(5),)),
         Attached((), ((3, "no"),)),
@@ -235,7 +235,7 @@ def test_a_child_lost_while_attaching_is_a_failure_and_later_a_loss() -> None:
     machine = Relay()
     machine.handle(Down(Attach(0, ("a", "b", "c"), 1, 1.0)))
     (call,) = machine.handle(Gone(0, "refused"))
-    assert isinstance(call, Call) and call.attach == Attach(2, ("c",), 1, 1.0)
+    assert isinstance(call, Dial) and call.attach == Attach(2, ("c",), 1, 1.0)
     machine.handle(Ready(info(0)))
     hosts, failures = machine.handle(Up(1, Attached((info(2),))))
     assert hosts == Send(PARENT, Attached((info(0), info(2))))

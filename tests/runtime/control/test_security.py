@@ -24,7 +24,7 @@ from monarch.runtime.control.certificates import make_certificates
 from monarch.runtime.control.handshake import ControllerHandshake, Release
 from monarch.runtime.control.loop import log
 from monarch.runtime.control.message import Message
-from monarch.runtime.control.records import Attach, Part, Record, Start
+from monarch.runtime.control.records import Attach, HostPart, Record, Start
 from monarch.runtime.control.security import Security, split_address
 from monarch.runtime.control.tree import HostTree
 from tests.runtime.control.hosts import SECONDS, TOKEN, Host, Subscriber, attached, running, token_security
@@ -204,7 +204,7 @@ def test_a_replayed_frame_ends_the_stream(host: Host, caplog: pytest.LogCaptureF
         ([attach("a:1"), attach("a:1")], "attached already"),
         ([attach("a:1"), Start("x", head=b"[]")], "a JSON object"),
         ([attach("a:1"), Start("x", head=b'{"a":')], "not JSON"),
-        ([attach("a:1"), Part(0, 0, b"x")], "belongs to no message"),
+        ([attach("a:1"), HostPart(0, 0, b"x")], "belongs to no message"),
         ([attach("a:1"), Start("x", size=1 << 60)], "at most"),
         ([attach("a:1"), Start("x" * 100)], "not a word"),
         ([attach("a:1"), Start("x", head=bytes(limits.HEAD_BYTES + 1))], "a head of"),

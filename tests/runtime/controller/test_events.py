@@ -9,7 +9,7 @@ import signal
 import pytest
 import torch
 
-from monarch.compiler.execution.events import Event, Failure, Log, Place, Span, heard, running, subscribe
+from monarch.compiler.execution.events import Event, Failure, Log, Span, WorkersStatus, heard, running, subscribe
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, Plan
 from monarch.runtime.controller.executor import MeshExecutor
 from tests.runtime.building import Building, whole
@@ -26,7 +26,7 @@ def look_up() -> Plan:
 
 def test_starts_commands_failures_and_ends_are_told_in_order() -> None:
     found: list[Event] = []
-    stop = subscribe(found.append, Place, Span, Failure)
+    stop = subscribe(found.append, WorkersStatus, Span, Failure)
     plan = look_up()
     with MeshExecutor(MESH) as executor:
         handles = [executor.put(torch.ones(3), whole((3,))), executor.put(torch.tensor([3]), whole((1,), torch.int64))]
@@ -37,7 +37,7 @@ def test_starts_commands_failures_and_ends_are_told_in_order() -> None:
     stop()
     assert executor not in running()
     first, *spans, failure, wait, last = found
-    assert first == Place(executor, True) and last == Place(executor, False)
+    assert first == WorkersStatus(executor, True) and last == WorkersStatus(executor, False)
     kinds = [(each.kind, each.label) for each in [*spans, wait] if isinstance(each, Span)]
     assert kinds == [("put", "f32[3]"), ("put", "i64[1]"), ("load", "look_up"), ("run", "look_up"), ("wait", "look_up")]
     assert all(
@@ -49,7 +49,7 @@ def test_starts_commands_failures_and_ends_are_told_in_order() -> None:
 def test_a_lost_mesh_is_told_once() -> None:
     found: list[Event] = []
     with MeshExecutor(MESH) as executor:
-        stop = subscribe(found.append, Place, Failure)
+        stop = subscribe(found.append, WorkersStatus, Failure)
         os.kill(executor.worker_pids()[1], signal.SIGKILL)
         for _ in range(2):
             with pytest.raises(DeviceMeshError, match="was killed by SIGKILL"):
@@ -57,7 +57,7 @@ def test_a_lost_mesh_is_told_once() -> None:
     stop()
     failure, place = found
     assert isinstance(failure, Failure) and "has lost a worker: worker w=1 was killed" in failure.error.message
-    assert place == Place(executor, False)
+    assert place == WorkersStatus(executor, False)
 
 
 def test_commands_are_told_though_nothing_prints_them(capsys: pytest.CaptureFixture[str]) -> None:

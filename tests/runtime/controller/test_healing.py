@@ -17,7 +17,7 @@ import torch
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, Plan, Source, TensorType
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.healing import KEPT_BYTES, copies, find_sources
-from monarch.runtime.controller.state import Again, ControllerState, Step
+from monarch.runtime.controller.state import ControllerState, Replay, Step
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
@@ -347,7 +347,7 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
     for name in ("put", "train", "train", "fetch", "train"):
         step = Step(name)
         step.sequence = state.next_command
-        step.again = None if name == "fetch" else Again(b"")
+        step.again = None if name == "fetch" else Replay(b"")
         state.last = step
         state.note(step)
         steps.append(step)
@@ -355,7 +355,7 @@ def test_what_is_under_way_is_given_again_or_dropped() -> None:
     for rank, finished in ((0, 2), (2, 1), (3, 2)):
         state.ended(rank, finished)
     state.report(Report("aborted", 0, 2, op="all_reduce", source=Source("train.py", 7)))
-    state.settled()
+    state.conclude()
     assert [state.is_done(step) for step in steps[:3]] == [True, False, False]
     error = state.refused("evaluate")  # a call that comes now: all that were accepted before it are given again
     assert (error.step, error.program) == (5, "evaluate")

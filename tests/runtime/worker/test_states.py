@@ -12,10 +12,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Region, Slot, Source
+from monarch.compiler.plan import ArenaRange, DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Slot, Source
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.collectives.sending import Sending
-from monarch.runtime.controller.state import ControllerState, PlanRecord, Remote, Step
+from monarch.runtime.controller.state import ControllerState, PlanRecord, RemoteTensor, Step
 from monarch.runtime.processes.looking import Exit, stopping
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds
@@ -26,7 +26,7 @@ from monarch.runtime.shared.window import Geometry, Window
 from monarch.runtime.shared.wire import Report
 from monarch.runtime.worker.device import gpu
 from monarch.runtime.worker.frame import Frame
-from monarch.runtime.worker.messages import Count, Message, Missing, Value
+from monarch.runtime.worker.messages import Count, Fetched, Message, Missing
 from monarch.runtime.worker.state import Actors, WorkerState
 from monarch.runtime.worker.tracing import Tracer
 from tests.runtime.building import Building, whole
@@ -149,7 +149,7 @@ def test_a_worker_runs_a_plan_and_sends_the_value() -> None:
     assert worker.run(7, plan, 5, 1, 2.5) == []
     assert worker.alone.steps == [worker.step]
     (value,) = worker.do(wire.numbers(wire.FETCH, 5, 0, 2))
-    assert isinstance(value, Value) and value.tensor.tolist() == [2.5, 5.0]
+    assert isinstance(value, Fetched) and value.tensor.tolist() == [2.5, 5.0]
     assert worker.do(wire.numbers(wire.FETCH, 5, 0, 1)) == []  # not asked for this worker's
     assert worker.do(wire.numbers(wire.COUNT)) == [Count(worker.step, 2)]
     worker.do(wire.numbers(wire.FREE, 1, 5, 99))
@@ -271,7 +271,7 @@ def in_the_arena(length: int, bad: bool = False) -> Plan:
     plan = build.plan()
     step = 64 * -(-length * 4 // 64)
     at = {doubled.index: 0, power.index: step}
-    regions = {slot: (Region(offset, torch.float32, (length,)),) for slot, offset in at.items()}
+    regions = {slot: (ArenaRange(offset, torch.float32, (length,)),) for slot, offset in at.items()}
     instructions = [replace(each, regions=regions.get(each.out, ())) for each in plan.instructions]
     return replace(plan, instructions=tuple(instructions), arena=2 * step)
 
@@ -355,8 +355,8 @@ def accepted(state: ControllerState, step: Step) -> Step:
     return step
 
 
-def remote(state: ControllerState, step_name: str = "put") -> Remote:
-    return Remote(state.handles(1), whole((2,)), accepted(state, Step(step_name)), state, deque())
+def remote(state: ControllerState, step_name: str = "put") -> RemoteTensor:
+    return RemoteTensor(state.handles(1), whole((2,)), accepted(state, Step(step_name)), state, deque())
 
 
 def test_reports_become_one_error_that_names_the_first_cause() -> None:
@@ -386,11 +386,11 @@ def test_donation_is_taken_back_when_the_step_fails() -> None:
     old = remote(state)
     freed: deque[int] = deque()
 
-    def run(argument: Remote) -> Remote:
+    def run(argument: RemoteTensor) -> RemoteTensor:
         base = state.handles(1)
         step = accepted(state, Step("scaled", (argument,)))
         step.previous = (record, base, [argument, 2.0])
-        return Remote(base, whole((2,)), step, state, freed)
+        return RemoteTensor(base, whole((2,)), step, state, freed)
 
     new = run(old)
     with pytest.raises(MonarchError, match="x was donated to step 1"):

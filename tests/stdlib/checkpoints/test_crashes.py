@@ -23,7 +23,7 @@ from monarch.runtime.controller.storing import type_text
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.files import Target
 from monarch.runtime.worker import files as worker_files
-from monarch.runtime.worker.messages import Value
+from monarch.runtime.worker.messages import Fetched
 from monarch.stdlib.checkpoints import places
 from tests import python
 from tests.sample import is_full
@@ -119,7 +119,7 @@ def test_a_save_that_is_ended_is_done_once_nothing_of_it_is_written(
 
     def told(stop: int) -> Any:
         (message,) = files.tell(0, bytearray(wire.numbers(wire.WRITTEN, 7, stop)))
-        assert isinstance(message, Value)
+        assert isinstance(message, Fetched)
         return json.loads(bytes(message.tensor.tolist()))
 
     monkeypatch.setattr(worker_files, "Target", Slow)

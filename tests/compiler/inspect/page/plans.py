@@ -13,7 +13,7 @@ import torch
 
 from monarch.compiler.errors import Source
 from monarch.compiler.plan.plan import Instruction, Plan, Slot, ValueSpec
-from monarch.compiler.plan.report import Alternative, Decision, Report, Value
+from monarch.compiler.plan.report import Alternative, Decision, Report, ReportedValue
 from monarch.compiler.plan.trace import Command, Span, Step, Trace, TracedPlan
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 
@@ -38,7 +38,7 @@ class PlanBuilder:
 
     def __init__(self, name: str, mesh: MeshSpec = MESH) -> None:
         self.name, self.mesh = name, mesh
-        self.values: list[Value] = []
+        self.values: list[ReportedValue] = []
         self.taken: dict[str, int] = {}
         self.lines = list(LINES)
         self.module, self.phase, self.line = "", "forward", 40
@@ -58,7 +58,7 @@ class PlanBuilder:
         moved = nbytes + sum(self.local_bytes(self.values[read].types[0]) for read in reads)
         decisions = () if mesh_dims else tuple(self.decision(name, dim, type_, reads, rule) for dim in self.mesh.names)
         self.values.append(
-            Value(
+            ReportedValue(
                 name=name,
                 op=op,
                 call=call or f"{op}({', '.join('%' + self.values[read].name for read in reads)})",
@@ -115,7 +115,7 @@ class PlanBuilder:
                 frees[reader] += values[number].allocates
                 free[reader].append(number)
         instructions: list[Instruction] = []
-        finished: list[Value] = []
+        finished: list[ReportedValue] = []
         for number, value in enumerate(values):
             at = -1
             if value.op not in ("input", "state"):
@@ -123,7 +123,7 @@ class PlanBuilder:
                 reads = [Slot(read) for read in value.reads]
                 args = (reads, list(value.mesh_dims), "sum") if value.mesh_dims else tuple(reads)
                 instructions.append(Instruction(value.op, args, {}, number, tuple(free[number]), value.source))
-            finished.append(Value(**{**vars(value), "instruction": at, "frees": frees[number]}))
+            finished.append(ReportedValue(**{**vars(value), "instruction": at, "frees": frees[number]}))
         inputs = [number for number, value in enumerate(values) if value.op in ("input", "state")]
         specs = tuple(
             ValueSpec(values[n].op, values[n].call.split(" ", 1)[1].strip('"'), values[n].types[0], n) for n in inputs
