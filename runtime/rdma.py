@@ -345,7 +345,7 @@ class RDMABuffer:
         if not self._is_here():
             _checked(dst, writable=True)
             return _Start(lambda: self._link().get(dst, self._region, offset or 0), self._at_once(dst, offset, "get"))
-        target = buffers.place_of(dst, writable=True)
+        target = buffers.range_of(dst, writable=True)
 
         def read() -> Work:
             staging.move(target, _here().endpoint.memory(self._region, offset or 0, target.size, write=False))
@@ -358,7 +358,7 @@ class RDMABuffer:
         if not self._is_here():
             _checked(src, writable=False)
             return _Start(lambda: self._link().put(src, self._region, offset or 0), self._at_once(src, offset, "put"))
-        source = buffers.place_of(src)
+        source = buffers.range_of(src)
 
         def write() -> Work:
             staging.move(_here().endpoint.memory(self._region, offset or 0, source.size, write=True), source)

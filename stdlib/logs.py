@@ -127,10 +127,10 @@ class Log:
             self._waiting.popleft()
             return True
 
-    def _hear(self, place: WorkersStatus) -> None:
+    def _hear(self, status: WorkersStatus) -> None:
         """A mesh is being closed: its values are read before."""
-        executor = place.executor
-        if place.is_running or (isinstance(executor, MeshExecutor) and executor.is_lost):
+        executor = status.executor
+        if status.is_running or (isinstance(executor, MeshExecutor) and executor.is_lost):
             return
         while any(isinstance(value, tuple) and value[0].whole is executor for _, value, _ in tuple(self._waiting)):
             if not self._write():

@@ -72,9 +72,9 @@ class Profile:
             raise
         return self
 
-    def _heard(self, place: WorkersStatus) -> None:
-        if place.is_running:
-            self._start(place.executor)
+    def _heard(self, status: WorkersStatus) -> None:
+        if status.is_running:
+            self._start(status.executor)
 
     def _start(self, executor: Executor) -> None:
         if self._only not in (None, executor) or any(known is executor for known in self._traced):

@@ -30,7 +30,7 @@ class MemoryRange:
         return MemoryRange(self.address + offset, size, self.gpu, self.keep)
 
 
-def place_of(memory: Memory, writable: bool = False) -> MemoryRange:
+def range_of(memory: Memory, writable: bool = False) -> MemoryRange:
     """Where memory of the host or of a GPU is. Raises MonarchError as `view_of` and `device_range` do."""
     device = device_of(memory)
     if device == "cpu":

@@ -233,7 +233,7 @@ class Endpoint:
     def memory(self, region: Region, offset: int, size: int, write: bool) -> MemoryRange:
         """A range of a region of this endpoint itself. Raises AccessRefused."""
         owned = self._regions.checked(region.number, bytes.fromhex(region.key), offset, size, write)
-        return buffers.place_of(owned.memory).part(offset, size)
+        return buffers.range_of(owned.memory).part(offset, size)
 
     # -- links -----------------------------------------------------------------------------------------------------
 

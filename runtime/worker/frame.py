@@ -104,7 +104,7 @@ class Observer(Protocol):
 Function = Callable[[list[Any]], tuple[Any, ...]]
 """Takes values in order, and empties the list; gives values in order."""
 
-Placing = Callable[[TracebackType | None], Location | None]
+Locate = Callable[[TracebackType | None], Location | None]
 """Gives the instruction from which an exception came."""
 
 
@@ -115,7 +115,7 @@ class Graphs(Protocol):
     @property
     def stretches(self) -> Sequence[Stretch]: ...
 
-    def captured(self, stretch: Stretch, function: Function, place: Placing) -> Function: ...
+    def captured(self, stretch: Stretch, function: Function, locate: Locate) -> Function: ...
 
     def around(self, step: Function) -> Function: ...
 

@@ -32,7 +32,7 @@ import torch
 from monarch.compiler.execution.events import say
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.stretches import Stretch, staying, stretches_of
-from monarch.runtime.worker.frame import Function, Location, Placing
+from monarch.runtime.worker.frame import Function, Locate, Location
 
 WARM_UP = 2
 """Steps before the one in which graphs are recorded: what libraries set up at first use is to be no part of them."""
@@ -113,8 +113,8 @@ class Graphs:
 
     # -- what a frame calls ----------------------------------------------------------------------------------------
 
-    def captured(self, stretch: Stretch, function: Function, place: Placing) -> Function:
-        made = _Captured(self, stretch, function, place)
+    def captured(self, stretch: Stretch, function: Function, locate: Locate) -> Function:
+        made = _Captured(self, stretch, function, locate)
         self._captured.append(weakref.ref(made))
         return made
 
@@ -152,7 +152,7 @@ class Graphs:
         return {address for each in self._all() for address in each.owned}
 
     def record(
-        self, function: Callable[[], tuple[Any, ...]], place: Placing
+        self, function: Callable[[], tuple[Any, ...]], locate: Locate
     ) -> tuple[Callable[[], None], tuple[Any, ...]] | None:
         """None where it cannot be."""
         self._leaving = None
@@ -162,7 +162,7 @@ class Graphs:
         try:
             return self._its_recorder().record(function)
         except Exception as error:  # where it is the program's fault, it is raised again when that is run without
-            at = place(error.__traceback__)
+            at = locate(error.__traceback__)
             self.give_up(
                 f"{'it' if at is None else self._said(at)} cannot be recorded: {type(error).__name__}: {error}"
             )
@@ -227,9 +227,9 @@ class _Recording:
 class _Captured:
     """A stretch: `function` runs it as it is."""
 
-    def __init__(self, graphs: Graphs, stretch: Stretch, function: Function, place: Placing) -> None:
+    def __init__(self, graphs: Graphs, stretch: Stretch, function: Function, locate: Locate) -> None:
         self._graphs = graphs
-        self._place = place
+        self._locate = locate
         self._stretch = stretch
         self._function = function
         self._now: _Recording | None = None
@@ -283,7 +283,7 @@ class _Captured:
             group[1].append(at)
         lie = _places(given, direct)
         _feed([*fed.values()], given)
-        found = self._graphs.record(lambda: self._function(list(fixed)), self._place)
+        found = self._graphs.record(lambda: self._function(list(fixed)), self._locate)
         if found is None:
             return None
         replay, made = found

@@ -113,7 +113,7 @@ class Watch:
         self._started = time.time()
         self._unsubscribe = [
             subscribe(self._on_span, Span),
-            subscribe(self._on_place, WorkersStatus),
+            subscribe(self._on_workers, WorkersStatus),
             subscribe(self._on_failure, Failure),
             subscribe(self._on_fault, Fault),
             subscribe(self._on_status, Status),
@@ -185,8 +185,8 @@ class Watch:
         if span.kind == "run":
             (self._meshes.get(span.executor) or self._mesh(span.executor)).ran(span.label)
 
-    def _on_place(self, place: WorkersStatus) -> None:
-        self._mesh(place.executor).ended = not place.is_running
+    def _on_workers(self, status: WorkersStatus) -> None:
+        self._mesh(status.executor).ended = not status.is_running
 
     def _on_failure(self, failure: Failure) -> None:
         self._note(str(failure.mesh), failure.error.message, str(failure.error))

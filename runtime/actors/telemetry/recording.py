@@ -58,7 +58,7 @@ class Recording:
         self._numbers = count(1)
         self._unsubscribe = [
             subscribe(self._on_span, Span),
-            subscribe(self._on_place, WorkersStatus),
+            subscribe(self._on_workers, WorkersStatus),
             subscribe(self._on_failure, Failure),
             subscribe(self._on_spawned, Spawned),
             subscribe(self._on_status, Status),
@@ -116,10 +116,10 @@ class Recording:
         else:
             self._rows["spans"].append((at, 0, 0, span.kind, span.label, "", took))
 
-    def _on_place(self, place: WorkersStatus) -> None:
-        mesh, name = self._mesh(place.executor), str(place.executor.mesh)
-        status = "Running" if place.is_running else "Ended"
-        self._rows["status_events"].append((self._now(), "mesh", mesh, name, status, ""))
+    def _on_workers(self, status: WorkersStatus) -> None:
+        mesh, name = self._mesh(status.executor), str(status.executor.mesh)
+        word = "Running" if status.is_running else "Ended"
+        self._rows["status_events"].append((self._now(), "mesh", mesh, name, word, ""))
 
     def _on_failure(self, failure: Failure) -> None:
         self._rows["status_events"].append((self._now(), "mesh", "", str(failure.mesh), "Failed", str(failure.error)))

@@ -162,7 +162,7 @@ class CudaLink(ShmLink):
         self, memory: Memory, region: Region, offset: int, signal: Signal | None = None, writable: bool = False
     ) -> MemoryRange:
         self.can_send()
-        place = buffers.place_of(memory, writable)
+        place = buffers.range_of(memory, writable)
         self.check(region, offset, place.size, signal)
         return place
 

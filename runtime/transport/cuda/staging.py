@@ -23,19 +23,19 @@ def outgoing(source: Memory, after: Event | None = None) -> memoryview:
     ends with `after` (closed here), if not now. Raises MonarchError."""
     if buffers.device_of(source) == "cpu":
         return buffers.view_of(source)
-    return _read(buffers.place_of(source), after)
+    return _read(buffers.range_of(source), after)
 
 
 def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | None = None) -> Work:
     """Fill memory of a GPU with what `get` fills host memory with. Raises MonarchError."""
-    place = buffers.place_of(target)
+    place = buffers.range_of(target)
     staged = memoryview(bytearray(place.size))
     pending = Pending(place)
     after = after or launched(target)
     try:
         work = get(staged)
     except MonarchError:
-        move(place, buffers.place_of(b""), after)
+        move(place, buffers.range_of(b""), after)
         raise
 
     def finish() -> None:
@@ -43,9 +43,9 @@ def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | N
             try:
                 work.wait(0)
             except MonarchError:
-                move(place, buffers.place_of(b""), after)
+                move(place, buffers.range_of(b""), after)
                 raise
-            move(place, buffers.place_of(staged), after)
+            move(place, buffers.range_of(staged), after)
         except MonarchError as error:
             pending.fail(error)
         else:
@@ -73,7 +73,7 @@ def move(target: MemoryRange, source: MemoryRange, after: Event | None = None) -
 def launched(memory: Memory) -> Event | None:
     """What PyTorch has launched so far on this thread's stream of the GPU that has the memory; None for host memory.
     Raises MonarchError."""
-    gpu = buffers.place_of(memory).gpu
+    gpu = buffers.range_of(memory).gpu
     if gpu is None:
         return None
     try:
@@ -115,7 +115,7 @@ def load(owned: Owned, offset: int, size: int) -> memoryview:
 def store(owned: Owned, offset: int, staged: memoryview) -> None:
     """Write to a region on a GPU. Raises AccessRefused."""
     try:
-        move(_place(owned, offset, staged.nbytes), buffers.place_of(staged))
+        move(_place(owned, offset, staged.nbytes), buffers.range_of(staged))
     except MonarchError as error:
         raise AccessRefused(f"region {owned.number} cannot be written: {error.message}") from error
 
@@ -126,5 +126,5 @@ def _place(owned: Owned, offset: int, size: int) -> MemoryRange:
 
 def _read(place: MemoryRange, after: Event | None = None) -> memoryview:
     staged = memoryview(bytearray(place.size))
-    move(buffers.place_of(staged), place, after)
+    move(buffers.range_of(staged), place, after)
     return staged
