@@ -90,11 +90,11 @@ class Future(Generic[T]):
         return self._read()
 
     def result(self, timeout: float | None = None) -> T:
-        """The same as `get`."""
+        """The same as `get`, `timeout` in seconds too."""
         return self.get(timeout)
 
     def exception(self, timeout: float | None = None) -> Exception | None:
-        """The error that `get` would raise, or None."""
+        """The error that `get` would raise, or None. Waits for it, at most `timeout` seconds: TimeoutError then."""
         try:
             self.get(timeout)
         except Exception as error:

@@ -139,8 +139,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class Transfer(Future[Value]):
-    """A `Future` that waits no longer than the transfer was given, counted from its start. One that has taken longer
-    may still be under way: its memory should not be used for anything else before `done()`."""
+    """A `Future` that waits no longer than the seconds that the transfer was given, from its start. One that has taken
+    longer may still be under way: its memory should not be used for anything else before `done()`."""
 
     __slots__ = ("_deadline", "_patience")
 
@@ -477,7 +477,8 @@ class RDMAAction:
 
     def submit(self, *, timeout: float | None = 3) -> Transfer[list[int | None]]:
         """Begin them all. The future gives a list: the old word of each atomic, None for the others, in the order in
-        which they were added; it raises what the first that fails raises, once all have ended."""
+        which they were added; it raises what the first that fails raises, once all have ended. `timeout` is in
+        seconds, for all of them; None: without end."""
         starts = list(self._starts)
         transfer: Transfer[list[int | None]] = Transfer(timeout)
         left = len(starts)

@@ -64,8 +64,8 @@ def all_to_all_attention(
     documents: torch.Tensor | None = None,
     scale: float | None = None,
 ) -> torch.Tensor:
-    """The same as `ring_attention`, each worker with some heads of the whole sequence. Raises LayoutError where the
-    workers do not divide the heads, or time."""
+    """The same as `ring_attention`, shapes included, each worker with some heads of the whole sequence. Raises
+    LayoutError where the workers do not divide the heads, or time."""
     return _sharded(_by_heads, q, k, v, documents, mesh_dim, is_causal, scale)
 
 

@@ -117,9 +117,10 @@ def router_logits(module: nn.Module, name: str = "router") -> Iterator[list[torc
 
 
 def load_balancing_loss(logits: Sequence[torch.Tensor], chosen: int) -> torch.Tensor:
-    """`chosen` where tokens of all these layers are spread evenly over experts, and more where not: experts times the
-    sum over experts of how often each is chosen by a token, times its mean probability (Fedus et al., 2021, equation 4;
-    the same number as `transformers`' for Mixtral)."""
+    """A scalar of the `logits` of some layers, f[…, experts] each, as `router_logits` gives them: `chosen` where tokens
+    of all these layers are spread evenly over experts, and more where not: experts times the sum over experts of how
+    often each is chosen by a token, times its mean probability (Fedus et al., 2021, equation 4; the same number as
+    `transformers`' for Mixtral)."""
     all_logits = torch.cat([each.flatten(0, -2) for each in logits])
     probabilities = F.softmax(all_logits.float(), -1)
     experts = probabilities.shape[-1]
@@ -128,6 +129,6 @@ def load_balancing_loss(logits: Sequence[torch.Tensor], chosen: int) -> torch.Te
 
 
 def router_z_loss(logits: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The mean over all tokens of these layers of the squared logarithm of the sum of exponentials, which keeps
-    routers' logits small (Zoph et al., "ST-MoE", 2022, equation 5)."""
+    """A scalar of the `logits` of some layers, f[…, experts] each: the mean over all tokens of the squared logarithm of
+    the sum of exponentials, which keeps routers' logits small (Zoph et al., "ST-MoE", 2022, equation 5)."""
     return torch.cat([each.flatten(0, -2) for each in logits]).float().logsumexp(-1).square().mean()

@@ -52,7 +52,8 @@ def distribute(
 
     The result is a leaf that requires grad if `tensor` does. Of a tensor that autograd has computed, plain or on
     another mesh, it has the history: the gradient goes back there. A tensor that is on the mesh already is
-    redistributed. Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh.
+    redistributed. Returns at once. Raises LayoutError where the layout does not fit the tensor or the mesh, and
+    ProgramError in a program.
     """
     source = user_source()
     given = [spec for spec in (layout, sharding_spec, placements) if spec is not None]

@@ -47,7 +47,8 @@ def layout(x: torch.Tensor, layout: LayoutLike) -> DistributedTensor:
 
     Inside a program this binds the partitioner at this point; outside one it moves the tensor. The gradient of `x` is
     laid out the same. `layout` is text, one entry for each tensor dim (`["data", None]`), DTensor placements, or a
-    Layout. Raises LayoutError where the layout does not fit the tensor or the mesh.
+    Layout. Raises LayoutError where the layout does not fit the tensor or the mesh, and ProgramError for a tensor that
+    is on no mesh.
     """
     source = user_source()
     if not isinstance(x, DistributedTensor):

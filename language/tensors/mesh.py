@@ -80,6 +80,8 @@ class Mesh(MeshAlgebra):
     ones are started: programs, ops outside of them, per-worker code. The same part is the same object:
     `mesh.slice(data=0) is mesh.slice(data=0)`. A tensor is on one mesh. Programs on parts that share workers
     run one after the other, in the order of the calls, and others side by side.
+
+    Raises LayoutError for dims that are none, and where `procs` are not as many as the dims' sizes multiply to.
     """
 
     def __init__(
@@ -350,7 +352,7 @@ class Mesh(MeshAlgebra):
 
     def separate(self, taken: Iterable[State], cells: Collection[State]) -> None:
         """Give cells that no step of `cells` updates a value of their own, where they share one that the step takes:
-        the step number of a parameter that trains no more."""
+        the step number of a parameter that trains no more. Raises LayoutError for one that varies over the mesh."""
         known = set(cells) if self._twins else ()
         for cell in taken if known else ():
             handle = cell.handle
@@ -425,7 +427,8 @@ class Mesh(MeshAlgebra):
 
         Raises ReplicaError, which names the worker and the tensors, where they differ; in the background, the next call
         of a program that comes behind the finding does. Where a block is on three workers or more, and most of them
-        agree, those that do not count as lost, and `heal_mesh` restores what they held from the others.
+        agree, those that do not count as lost, and `heal_mesh` restores what they held from the others. Raises
+        MonarchError for an `every` that is no number of steps.
         """
         if every is not None and (every < 0 or isinstance(every, bool)):
             raise MonarchError(f"replicas are checked every {every} steps", hint="give a number of steps; 0 for none.")

@@ -244,7 +244,8 @@ class DistributedTensor(_Base):
 
     @property
     def tensor_type(self) -> TensorType:
-        """Dtype, global shape and layout. A tensor that was recorded and not run yet is run, for its layout."""
+        """Dtype, global shape and layout. A tensor that was recorded and not run yet is run, for its layout. Raises
+        ProgramError in a program, where the partitioner is still to choose the layout."""
         cell = self._ref.cell
         if self._ref.parent is None and cell.placed:
             return cell.type
@@ -294,8 +295,9 @@ class DistributedTensor(_Base):
     # -- fetching ------------------------------------------------------------------------------------------------
 
     def full_tensor(self) -> torch.Tensor:
-        """The whole tensor as a plain one: waits for its value and fetches it from the workers. In a program only of a
-        tensor that depends on no argument, no state and no random number."""
+        """The whole tensor as a plain one, of the global shape: waits for its value and fetches it from the workers. In
+        a program only of a tensor that depends on no argument, no state and no random number. Raises LayoutError where
+        the workers hold different values."""
         if operations.is_tracing():
             known = operations.read_known(self)
             if known is None:

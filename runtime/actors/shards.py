@@ -47,7 +47,7 @@ class Shards(Generic[T]):
         return self._replies.done()
 
     def wait(self, timeout: float | None = None) -> Shards[T]:
-        """Wait until all have returned. Raises what `Future.get` of a call raises."""
+        """Wait until all have returned, at most `timeout` seconds. Raises what `Future.get` of a call raises."""
         self._replies.get(timeout)
         return self
 

@@ -78,7 +78,8 @@ def laid_in_rows(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class TensorsWriter:
-    """Writes one file or folder of this format, as `DcpWriter` does."""
+    """Writes one file or folder of this format, as `DcpWriter` does. Raises CheckpointError for a dtype that the format
+    does not have."""
 
     def __init__(
         self, folder: FilePath, path: FilePath, sources: Sequence[SavedTensor], ties: Mapping[str, str]

@@ -83,7 +83,7 @@ def take(columns: Columns, index: np.ndarray) -> Columns:
 
 
 def join(parts: Sequence[Columns]) -> Columns:
-    """One behind the other; the same object where there is one."""
+    """One behind the other; the same object where there is one. Raises DataError where columns differ."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -189,7 +189,8 @@ def as_tensor(name: Any, column: Column) -> torch.Tensor:
 
 
 def collate(rows: Sequence[Any], wanted: Sequence[str] | None = None) -> Columns:
-    """Columns of rows that are mappings, tuples or single values. `wanted` are those that will be read, for advice."""
+    """Columns of rows that are mappings, tuples or single values. `wanted` are those that will be read, for advice.
+    Raises DataError where rows have different columns."""
     first = rows[0]
     if isinstance(first, Mapping):
         for row in rows:
@@ -211,7 +212,7 @@ def collate(rows: Sequence[Any], wanted: Sequence[str] | None = None) -> Columns
 
 
 def stacked(name: Any, values: Sequence[Any]) -> Column:
-    """One column of a value for each row."""
+    """One column of a value for each row. Raises DataError for tensors that neither stack nor are one-dimensional."""
     first = values[0]
     if isinstance(first, np.ndarray):
         values = [torch.from_numpy(np.array(value)) for value in values]

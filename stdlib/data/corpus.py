@@ -35,6 +35,7 @@ def batches(
     """`steps` random batches of windows of `text` u8[n]: tokens and targets, both i64[batch, sequence].
 
     A target is the token after. The same seed gives the same batches, and the first ones do not depend on `steps`.
+    Raises ValueError for a text that is no longer than a window.
     """
     if len(text) <= sequence:
         raise ValueError(f"the text has {len(text)} tokens: too few for windows of {sequence} and a target each")

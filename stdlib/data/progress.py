@@ -28,7 +28,7 @@ class Progress:
         self._rows = 0
 
     def count(self, rows: int, place: str, waited: float) -> None:
-        """So many more rows were given, at this place of the stream."""
+        """So many more rows were given, at this place of the stream; the program has `waited` so many seconds."""
         self._rows += rows
         now = time.monotonic()
         if self._shown and now >= self._next:
@@ -38,7 +38,7 @@ class Progress:
                 self._pause *= 2
 
     def end(self, place: str, waited: float) -> None:
-        """The stream is at its end: the last line, which stays."""
+        """The stream is at its end: the last line, which stays. `waited` is in seconds."""
         if self._shown and self._rows:
             self._show(self._line(place, waited, time.monotonic()), "\r\x1b[2K", "\n")
         self._start, self._rows = time.monotonic(), 0

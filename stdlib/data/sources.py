@@ -65,7 +65,7 @@ class Source(ABC):
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Say what is being read, also in the error of what goes wrong."""
+        """Say what is being read, also in the DataError of what goes wrong."""
         self._doing = what
         try:
             yield
@@ -103,7 +103,7 @@ class Forward(Source):
     @abstractmethod
     def forward(self, order: Order, start: int, size: int) -> Generator[Columns]:
         """Columns of rows from row `start` on. With a seed its groups are in another order at each epoch. Whoever takes
-        them waits for `size` rows."""
+        them waits for `size` rows. Raises DataError."""
 
     def read(self, order: Order, cursor: Cursor, size: int) -> Iterator[Block]:
         at = cursor[0]

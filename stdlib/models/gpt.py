@@ -15,7 +15,7 @@ from monarch.stdlib.models.cache import Cache
 
 class Attention(nn.Module):
     """Causal self-attention over `heads` heads: (batch, time, width) to the same shape. `layer` is its number, by which
-    a cache knows it."""
+    a cache knows it. Raises ValueError where the heads do not divide the width."""
 
     def __init__(self, width: int, heads: int, layer: int = 0) -> None:
         super().__init__()
@@ -116,6 +116,7 @@ class GPT(nn.Module):
         """`count` more tokens after `prompt` i64[batch, time], drawn one at a time: i64[batch, time + count].
 
         For a model of plain tensors, which sees the last `sequence` tokens. Temperature 0 takes the likeliest.
+        Raises ValueError for an empty prompt or a negative temperature.
         """
         if prompt.shape[1] == 0:
             raise ValueError("the prompt is empty: give at least one token")

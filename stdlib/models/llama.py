@@ -22,7 +22,8 @@ def rotated(x: torch.Tensor, positions: torch.Tensor, base: float) -> torch.Tens
 
 class Attention(nn.Module):
     """Causal self-attention: (batch, time, width) to the same shape. Each of `groups` heads of keys and values serves
-    `heads / groups` heads of queries (Ainslie et al., "GQA", 2023)."""
+    `heads / groups` heads of queries (Ainslie et al., "GQA", 2023). Raises ValueError where one does not divide the
+    other."""
 
     def __init__(self, width: int, heads: int, groups: int, base: float, layer: int) -> None:
         super().__init__()

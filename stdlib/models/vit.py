@@ -8,7 +8,8 @@ from torch import nn
 
 
 class Attention(nn.Module):
-    """Self-attention over `heads` heads, each patch to all: (batch, patches, width) to the same shape."""
+    """Self-attention over `heads` heads, each patch to all: (batch, patches, width) to the same shape. Raises
+    ValueError where the heads do not divide the width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -38,7 +39,8 @@ class Block(nn.Module):
 
 
 class ViT(nn.Module):
-    """Images f32[batch, channels, size, size] to logits f32[batch, classes]. `patch` divides `size`."""
+    """Images f32[batch, channels, size, size] to logits f32[batch, classes]. `patch` divides `size`, or
+    ValueError is raised."""
 
     def __init__(
         self,

@@ -24,7 +24,8 @@ class Stages:
     """
 
     def __init__(self, model: nn.Module, cuts: Sequence[str]) -> None:
-        """Each module that `cuts` names begins a stage, and those behind it in `model.named_modules()` are on it."""
+        """Each module that `cuts` names begins a stage, and those behind it in `model.named_modules()` are on it.
+        Raises ProgramError for names that are none, or in another order."""
         names = dict(model.named_modules())
         for name in cuts:
             if name not in names or not name:
@@ -62,7 +63,8 @@ class Stages:
 def balanced(model: nn.Module, count: int, cost: Cost | None = None) -> list[str]:
     """Where to cut a model into `count` stages, so that the costliest costs as little as can be. `cost` says what the
     modules cost between which it can be cut; without, each has what it has parameters, but for tables of embeddings,
-    which cost nothing to read. Lists and sequences of modules are cut between their modules; nothing else is."""
+    which cost nothing to read. Lists and sequences of modules are cut between their modules; nothing else is.
+    Raises ProgramError for a model of fewer modules."""
     units = _units(model, "")
     if len(units) < count:
         raise ProgramError(

@@ -99,7 +99,8 @@ class Counted:
 
     def mean(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """A call of `cross_entropy` or `nll_loss`: None for one that is no mean over targets that are classes. What the
-        step makes of it for all microbatches, by `reduction`, is the batch's mean."""
+        step makes of it for all microbatches, by `reduction`, is the batch's mean. Raises ProgramError for one outside
+        of `loss_fn`, and with arguments that PyTorch has deprecated."""
         if self._whole:
             return None
         bound = OF_CLASSES[func].bind(*args, **kwargs)

@@ -80,7 +80,7 @@ class MeshOfPods:
 
 def plain(value: Any) -> Any:
     """A manifest as JSON has it: dicts and lists as they are, and objects of the package `kubernetes` by the names
-    that their `attribute_map` gives."""
+    that their `attribute_map` gives. Raises MonarchError for anything else."""
     if isinstance(value, Mapping):
         return {str(key): plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
