@@ -5,8 +5,9 @@ Known from the sharding rules: the dim with the rows leads to a factor, which ha
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -20,6 +21,7 @@ from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.rules import rule_for, tensor_operands
 from monarch.compiler.rules.call import argument, op_name
 from monarch.compiler.rules.losses import MEAN
+from monarch.compiler.rules.rule import Dim, Rule
 from monarch.compiler.tape import Task
 from monarch.compiler.types import TensorType
 
@@ -46,6 +48,11 @@ class FollowedRows:
         """Of values without rows, the dims along which they follow from a count: `torch.arange(x.shape[0])`."""
         self._exact: dict[fx.Node, int] = {}
         """Of those, the dim along which each entry is its own number: 0, 1, 2, …"""
+        self._same: dict[fx.Node, Same] = {}
+        """Of values without rows: `torch.ones(n)`, `x[None].expand(n, -1)`. Which entry is taken along such a dim does
+        not matter: `transformers` numbers rows so, where a mask is the same for all."""
+        self._count: int | None = None
+        """How many rows there are, from the first value that the model takes them from."""
         self.by_number: list[RowNumbers] = []
         """For each op that takes rows by their numbers what is wrong with it, unless the numbers count the rows."""
 
@@ -71,8 +78,10 @@ class FollowedRows:
             return
         by_rows = task is None or task.by_rows
         if node.target is ops.transfer and (by_rows or node.all_input_nodes[0] in found):
-            found[node] = found.get(node.all_input_nodes[0])
-            self._numbered[node] = self._numbered.get(node.all_input_nodes[0], _NONE)
+            before = node.all_input_nodes[0]
+            found[node] = found.get(before)
+            self._numbered[node] = self._numbered.get(before, _NONE)
+            self._same[node] = self._same.get(before, {})
         elif not by_rows:
             if not backward:
                 found[node] = 0  # rows of the batch, which the model takes
@@ -85,10 +94,62 @@ class FollowedRows:
             own: list[Any] = [found.get(each) for each in operands]
             numbered = [self._numbered.get(each, _NONE) for each in operands]
             taken = self._taken_by_number(node)
-            found[node] = _rows_of(node, own, numbered) if taken is None else taken
-            if found[node] is None and (dims := _numbered_of(node, numbered)):
-                self._numbered[node] = dims
-                self._note_exact(node, dims)
+            same = [self._same_along(node, each) for each in operands]
+            if self._count is None:
+                self._count = next(
+                    (e.meta["type"].shape[0] for e, dim in zip(operands, own, strict=True) if dim == 0), None
+                )
+            found[node] = self._rows_of(node, own, numbered, same) if taken is None else taken
+            if found[node] is None:
+                if dims := _numbered_of(node, numbered, same):
+                    self._numbered[node] = dims
+                    self._note_exact(node, dims)
+                self._same[node] = _same_of(node, same)
+
+    def _rows_of(
+        self, node: fx.Node, operands: list[Any], numbered: list[frozenset[int]], same: list[Same]
+    ) -> Rows | tuple[Rows, ...]:
+        first = next((at for at, dim in enumerate(operands) if dim is not None), None)
+        if first is None:
+            return None
+        if node.target in ops.WITH_REGIONS:
+            raise _mixed(node)
+        type_ = tensor_operands(node)[first].meta["type"]
+        if type_.shape[operands[first]] == 1:
+            return None  # one row: nothing to mix
+        rule = rule_for(node, _shape_of)
+        factor = rule.leader(rule.operands[first][operands[first]])
+        strategy = next((each for each in rule.strategies(1) if factor and each.factor == factor), None)
+        if strategy is None:
+            raise _mixed(node)
+        for at, (dim, placed) in enumerate(zip(operands, strategy.operands, strict=True)):
+            if dim is not None and dim != placed:
+                raise _mixed(node)
+            if dim is None and isinstance(placed, int) and placed in numbered[at]:
+                size = tensor_operands(node)[at].meta["type"].shape[placed]
+                if not self._is_same_by_row(size, same[at].get(placed)):
+                    raise row_numbers(op_name(node.target), provenance(node).source)
+        if any(isinstance(placed, str) for placed in strategy.results):
+            raise _mixed(node)
+        results: list[Any] = list(strategy.results)
+        return results[0] if isinstance(node.meta["type"], TensorType) else tuple(results)
+
+    def _is_same_by_row(self, size: int, again: int | None) -> bool:
+        """Whether a dim of so many entries, several of which belong to each row, has the same for all rows."""
+        if again is None or not self._count or size % self._count:
+            return False
+        return size // self._count % again == 0
+
+    def _same_along(self, node: fx.Node, operand: fx.Node) -> Same:
+        """The dims of an operand along which it does not matter for a call which entry it takes."""
+        every = dict.fromkeys(range(len(operand.meta["type"].shape)), 1)
+        if node.target is torch.ops.aten.index.Tensor:
+            value, entries = args_of(node)
+            same = self._same.get(value, {})
+            if operand is not value and all(same.get(at) == 1 for at, each in enumerate(entries) if each is operand):
+                return every
+        ones = {dim: 1 for dim in every if operand.meta["type"].shape[dim] == 1}
+        return {**self._same.get(operand, {}), **ones}
 
     def _note_exact(self, node: fx.Node, dims: frozenset[int]) -> None:
         """Note a value that numbers its entries along a dim, `torch.arange(n)` or a view of it."""
@@ -129,21 +190,61 @@ class FollowedRows:
 
 
 _NONE: frozenset[int] = frozenset()
+Same = dict[int, int]
+"""For a dim of a value, that it has the same entries again and again, so many at a time: 1 where all are the same."""
 _SAME_NUMBERS = frozenset(("view", "unsqueeze", "expand", "clone", "alias", "detach", "_to_copy", "reshape"))
 """Ops that give the numbers that they are given, in another shape or dtype."""
+_FILLED = frozenset(("full", "ones", "zeros", "empty", "new_full", "new_ones", "new_zeros", "new_empty", "expand"))
+"""Ops whose result is the same along dims that come from no operand's."""
 _COUNTS = {"arange": {0}, "linspace": {0}, "logspace": {0}, "eye": {0, 1}}
 
 
-def _numbered_of(node: fx.Node, operands: list[frozenset[int]]) -> frozenset[int]:
+def _numbered_of(node: fx.Node, operands: list[frozenset[int]], same: list[Same]) -> frozenset[int]:
     """The dims of a value along which it follows from a count."""
     name = op_name(node.target).split(".")[1:2]
     if name and name[0] in _COUNTS:
         return frozenset(_COUNTS[name[0]])
+    operands = [frozenset(at for at in own if also.get(at) != 1) for own, also in zip(operands, same, strict=True)]
     if not any(operands) or not isinstance(node.meta["type"], TensorType) or node.target in ops.WITH_REGIONS:
         return _NONE
     rule = rule_for(node, _shape_of)
     factors = {each for dims, own in zip(rule.operands, operands, strict=True) for at in own for each in dims[at]}
     return frozenset(at for at, dim in enumerate(rule.results[0] or ()) if factors & set(dim))
+
+
+def _same_of(node: fx.Node, operands: list[Same]) -> Same:
+    """The dims of a value that have the same entries again and again, as the operands have: where an op computes one
+    entry apart from the others, from equal ones it computes equal ones."""
+    name = op_name(node.target).split(".")
+    if name[0] != "aten" or not isinstance(node.meta["type"], TensorType):
+        return {}
+    if name[1] == "repeat":
+        ((shape, same),) = zip([_shape_of(each) for each in node.all_input_nodes], operands, strict=True)
+        more = len(_shape_of(node)) - len(shape)
+        return {**dict.fromkeys(range(more), 1), **{at + more: same.get(at, size) for at, size in enumerate(shape)}}
+    rule = rule_for(node, _shape_of)
+    apart = {each.factor: each.results[0] for each in rule.strategies(1)}
+    by_factor: dict[str, bool] = {}  # whether no operand differs along it
+    for dims, same in zip(rule.operands, operands, strict=True):
+        for at, dim in enumerate(dims):
+            for factor, inner in _inner(rule, dim):
+                is_same = at in same and inner % same[at] == 0
+                by_factor[factor] = by_factor.get(factor, True) and is_same
+    found: Same = {}
+    for at, dim in enumerate(rule.results[0] or ()):
+        if apart.get(rule.leader(dim)) == at:
+            for factor, inner in _inner(rule, dim):
+                if not by_factor.get(factor, name[1] in _FILLED):
+                    break
+                found[at] = inner
+    return found
+
+
+def _inner(rule: Rule, dim: Dim) -> Iterator[tuple[str, int]]:
+    """The factors of a dim, the outermost first, each with how many entries belong to one of its own."""
+    for at, factor in enumerate(dim):
+        if rule.sizes[factor] > 1:
+            yield factor, math.prod(rule.sizes[each] for each in dim[at + 1 :])
 
 
 class RowNumbers(ProgramError):
@@ -158,31 +259,6 @@ def row_numbers(name: str, source: Source | None) -> RowNumbers:
         "its own.",
         source=source,
     )
-
-
-def _rows_of(node: fx.Node, operands: list[Any], numbered: list[frozenset[int]]) -> Rows | tuple[Rows, ...]:
-    first = next((at for at, dim in enumerate(operands) if dim is not None), None)
-    if first is None:
-        return None
-    if node.target in ops.WITH_REGIONS:
-        raise _mixed(node)
-    type_ = tensor_operands(node)[first].meta["type"]
-    if type_.shape[operands[first]] == 1:
-        return None  # one row: nothing to mix
-    rule = rule_for(node, _shape_of)
-    factor = rule.leader(rule.operands[first][operands[first]])
-    strategy = next((each for each in rule.strategies(1) if factor and each.factor == factor), None)
-    if strategy is None:
-        raise _mixed(node)
-    for dim, placed, counts in zip(operands, strategy.operands, numbered, strict=True):
-        if dim is not None and dim != placed:
-            raise _mixed(node)
-        if dim is None and placed in counts:
-            raise row_numbers(op_name(node.target), provenance(node).source)
-    if any(isinstance(placed, str) for placed in strategy.results):
-        raise _mixed(node)
-    results: list[Any] = list(strategy.results)
-    return results[0] if isinstance(node.meta["type"], TensorType) else tuple(results)
 
 
 class Way(Enum):

@@ -139,6 +139,9 @@ def numbers(h: Any) -> Any:
         lambda h: h[numbers(h), h.detach().argmax(1)][:, None] * h,
         lambda h: h.view(-1, 2, 3)[numbers(h), :, h.detach().argmax(1) % 3].repeat(1, 3),
         lambda h: h.t()[:, numbers(h)].t() * h,
+        lambda h: masked(h, torch.arange(6)[None].expand(len(h), -1)) * h,
+        lambda h: masked(h, torch.arange(6).repeat(len(h), 1)) * h,
+        lambda h: ((torch.ones(len(h), 1) * torch.arange(6)).view(-1) * h.view(-1)).view(-1, 6),
     ],
 )
 def test_rows_that_are_taken_by_their_numbers_are_those_of_the_batch(
@@ -147,10 +150,22 @@ def test_rows_that_are_taken_by_their_numbers_are_those_of_the_batch(
     trained(mesh, between, rows, microbatches)
 
 
+def masked(h: Any, documents: Any) -> Any:
+    """What `transformers` does without a mask: rows by their numbers, of documents that are for all rows the same."""
+    batch, at = numbers(h)[:, None, None], torch.arange(6)
+    ids = documents.diff(prepend=documents[:, :1], dim=-1).ne(1).cumsum(-1)
+    allowed = ids[batch, at[None, :, None]] == ids[batch, at[None, None, :]]
+    return (h[:, None] * allowed).sum(-1)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("between", "match"),
     [
+        (lambda h: masked(h, torch.ones(len(h), 6).cumsum(0)), "takes the rows of a batch with a count"),
+        (lambda h: masked(h, numbers(h)[:, None].expand(-1, 6)), "takes the rows of a batch with a count"),
+        (lambda h: masked(h, torch.arange(12).view(-1, 6).repeat(len(h) // 2, 1)), "__getitem__ takes|with a count"),
+        (lambda h: ((numbers(h)[:, None] * torch.arange(6)).view(-1) * h.view(-1)).view(-1, 6), "with a count"),
         (lambda h: h * h[torch.arange(2)].sum(), r"__getitem__ gives \[2, 6\]"),
         (lambda h: h[numbers(h), torch.arange(len(h))][:, None] * h, "takes the rows of a batch with a count"),
         (lambda h: h[torch.arange(min(len(h), 5))].sum(1).mean() * h, "takes the rows of a batch with a count"),
