@@ -152,14 +152,22 @@ class Graph:
         node._update_args_kwargs(args, kwargs)  # what setting each of them does, once for both
         return node
 
+    def append_placeholder(self, name: str) -> Node:
+        """Append a placeholder that carries nothing yet."""
+        return self.fx.create_node("placeholder", name, None, None, name)
+
     def append_copy(self, node: Node, nodes: Mapping[Node, Node]) -> Node:
         """Append a call, or what else a graph has, as it is in another graph, whose `nodes` are these in this one."""
+        if node.op == "placeholder":
+            copy = self.append_placeholder(node.name)
+            copy.meta.update(node.meta)
+            return copy
         if node.op != "call_function":
             return self.fx.node_copy(node, nodes.__getitem__)
         args: Any = map_arg(node.args, nodes.__getitem__)
         kwargs: Any = map_arg(node.kwargs, nodes.__getitem__) if node.kwargs else {}
         copy = self.append(node.target, args, kwargs, node.name)
-        copy.meta = dict(node.meta)
+        copy.meta.update(node.meta)  # to set it as an attribute costs fx as much as making the node
         return copy
 
     def output(self, returns: list[Node | None], updates: dict[str, Node]) -> Node:

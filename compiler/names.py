@@ -13,6 +13,7 @@ from monarch.compiler.ops import OPS, MonarchOp
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 
+@cache
 def op_name(op: Any) -> str | None:
     """An op's name in the text, or None where it has none.
 

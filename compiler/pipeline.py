@@ -35,6 +35,7 @@ from monarch.compiler.passes.lookups import SimplifyLookups
 from monarch.compiler.passes.padding import PadForDivisibility, is_uneven
 from monarch.compiler.passes.predicates import AgreeOnPredicates
 from monarch.compiler.passes.simplify import SimplifyViews
+from monarch.compiler.passes.unfold import unfold
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.arena import overlapping
 from monarch.compiler.plan.check import check_ops
@@ -294,7 +295,7 @@ def _by_few_blocks(graph: Graph, context: Context, progress: Progress | None) ->
     within = replace(context, costs={}, stands_for=few.stands_for)
     rest = fusing(context)
     try:
-        reduced = _run(pipeline(graph), few.reduced, within, progress)
+        reduced = _run(pipeline(few.folded), few.folded, within, progress)
     except Unsteady:
         return None
     made = _unfolded(few, _run(rest, reduced.copy(), within, progress), context, progress)
@@ -310,7 +311,7 @@ def _by_few_blocks(graph: Graph, context: Context, progress: Progress | None) ->
 
 def _unfolded(few: Fold, reduced: Graph, context: Context, progress: Progress | None) -> Graph | None:
     start = time.perf_counter()
-    made = few.unfold(reduced)
+    made = unfold(few, reduced)
     context.seconds["unfold"] = context.seconds.get("unfold", 0.0) + time.perf_counter() - start
     if made is not None:
         if settings.verify:

@@ -3,19 +3,21 @@ updates of many parameters, and do not depend on each other."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.alike import Memo
+from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.graph import Graph, args_of, provenance
 from monarch.compiler.kernels.fuse import is_heavy
 from monarch.compiler.kernels.lower.values import key_of
 from monarch.compiler.loops.check import check_kernel
-from monarch.compiler.loops.ir import Buffer, Kernel, Load, Nest, Statement, Store
+from monarch.compiler.loops.ir import MOST_STATEMENTS, Buffer, Kernel, Load, Nest, Store
 from monarch.compiler.loops.text import parse_kernel, print_checked
 
 
@@ -42,7 +44,8 @@ class JoinKernels(Pass):
         at: dict[fx.Node, float] = {node: i for i, node in enumerate(graph.fx.nodes)}
         shelves = [shelf for shelf in _shelves(graph) if len(shelf) > 1]
         for shelf in shelves:
-            _join(graph, shelf, at)
+            for some in _in_bounds(shelf):
+                _join(graph, some, at)
         if shelves:
             graph.reorder(at)
         return graph
@@ -61,6 +64,8 @@ class _Stretch:
     """For each value a bit for each shelf that it depends on, but not for those that these came to depend on since."""
 
     def add(self, node: fx.Node) -> None:
+        if not self.behind and node.target is not ops.kernel:
+            return
         found = 0
         for operand in node.all_input_nodes:
             found |= self.behind.get(operand, 0)
@@ -90,13 +95,26 @@ class _Stretch:
 
 def _shelves(graph: Graph) -> list[list[fx.Node]]:
     stretches = [_Stretch()]
+    borders: dict[Any, bool] = {}
     for node in graph.calls:
-        crossing = ops.is_collective(node.target) or node.target in (ops.send, ops.recv)
-        if crossing or is_heavy(node, key_of(node)):
+        if (border := borders.get(node.target)) is None:
+            crossing = ops.is_collective(node.target) or node.target in (ops.send, ops.recv)
+            border = borders[node.target] = crossing or is_heavy(node, key_of(node))
+        if border:
             stretches.append(_Stretch())
         else:
             stretches[-1].add(node)
     return [shelf for stretch in stretches for shelf in stretch.shelves]
+
+
+def _in_bounds(shelf: Sequence[fx.Node]) -> Iterator[Sequence[fx.Node]]:
+    """The kernels of a shelf, as many at a time as one kernel has room for the statements of. They have equally
+    many."""
+    of_each = len(parse_kernel(args_of(shelf[0])[1]).nests[0].body)
+    most = max(1, MOST_STATEMENTS // of_each)
+    for start in range(0, len(shelf), most):
+        if len(some := shelf[start : start + most]) > 1:
+            yield some
 
 
 def _join(graph: Graph, shelf: Sequence[fx.Node], at: dict[fx.Node, float]) -> None:
@@ -115,8 +133,7 @@ def _join(graph: Graph, shelf: Sequence[fx.Node], at: dict[fx.Node, float]) -> N
         inputs.update(zip(tensors, kernel.inputs, strict=True))
         written = range(len(reads) + len(types), len(reads) + len(types) + len(kernel.outputs))
         numbers = (*(place[tensor] for tensor in tensors), *written)
-        body = tuple([_rebound(statement, numbers) for statement in kernel.nests[0].body])
-        nests.append(replace(kernel.nests[0], body=body))
+        nests.append(kernel.nests[0].on_buffers(numbers))
         for result in list(node.users):
             result.args = (joined, len(types) + args_of(result)[1])
             at[result] = position
@@ -129,7 +146,8 @@ def _join(graph: Graph, shelf: Sequence[fx.Node], at: dict[fx.Node, float]) -> N
         tuple(nests),
         any(each.sized for each in kernels),
     )
-    check_kernel(kernel)
+    if settings.verify:  # each was checked when it was read, and workers check what they are sent
+        check_kernel(kernel)
     joined.args = (reads, print_checked(kernel), over)
     joined.meta["type"] = tuple(types)
     fused = [each for node in shelf for each in provenance(node).fused]
@@ -137,10 +155,6 @@ def _join(graph: Graph, shelf: Sequence[fx.Node], at: dict[fx.Node, float]) -> N
     at[joined] = position
     for node in others:
         graph.fx.erase_node(node)
-
-
-def _rebound(statement: Statement, numbers: Sequence[int]) -> Statement:
-    return replace(statement, buffer=numbers[statement.buffer]) if isinstance(statement, (Load, Store)) else statement
 
 
 _SHAPES: Memo[tuple[object, ...]] = Memo(1024)

@@ -189,6 +189,18 @@ class Nest:
             found.append(varies_along(statement, found, self.dims, self.reduced))
         return tuple(found)
 
+    def on_buffers(self, numbers: Sequence[int]) -> Nest:
+        """The same nest on other buffers: those with these numbers."""
+        body: list[Statement] = []
+        for statement in self.body:
+            match statement:
+                case Load(buffer, index, gather, stride, size):
+                    statement = Load(numbers[buffer], index, gather, stride, size)
+                case Store(buffer, index, value, sums):
+                    statement = Store(numbers[buffer], index, value, sums)
+            body.append(statement)
+        return Nest(self.dims, self.reduced, tuple(body), self.lines)
+
     @cached_property
     def sums(self) -> tuple[Store, ...]:
         """The stores that add up."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from monarch.compiler.alike import Memo
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import (
@@ -29,12 +27,12 @@ def print_kernel(kernel: Kernel, *, lines: bool = True) -> str:
     inputs = ", ".join(f"a{i}: {_buffer(buffer)}" for i, buffer in enumerate(kernel.inputs))
     outputs = ", ".join(f"b{i}: {_buffer(buffer)}" for i, buffer in enumerate(kernel.outputs))
     text = [f"{'sized ' if kernel.sized else ''}kernel {kernel.name}({inputs}) -> ({outputs})"]
-    for number, nest in enumerate(kernel.nests):
+    for nest in kernel.nests:
         kept = ", ".join(map(str, nest.kept))
         reduced = ", ".join(map(str, nest.dims[len(nest.kept) :]))
         text.append(f"nest [{kept}{f' | {reduced}' if nest.reduced else ''}] {{")
-        for at, (statement, dtype) in enumerate(zip(nest.body, kernel.dtypes[number], strict=True)):
-            line = f"  %{at} = {_statement(statement, dtype, len(kernel.inputs))}"
+        for at, statement in enumerate(nest.body):
+            line = f"  %{at} = {_statement(statement, len(kernel.inputs))}"
             note = nest.lines[at] if lines and nest.lines else ""
             text.append(f"{line}  # {note}" if note else line)
         text.append("}")
@@ -51,7 +49,7 @@ def _index(index: Index) -> str:
     return f"{strides} + {index.offset}" if index.offset else strides
 
 
-def _statement(statement: Statement, dtype: torch.dtype | None, inputs: int) -> str:
+def _statement(statement: Statement, inputs: int) -> str:
     match statement:
         case Load(buffer, index, gather, stride, size):
             text = f"load a{buffer} {_index(index)}"
@@ -63,7 +61,6 @@ def _statement(statement: Statement, dtype: torch.dtype | None, inputs: int) -> 
         case Op(name, args, of):
             return f"{name} {DTYPE_NAMES[of]}({', '.join(f'%{arg}' for arg in args)})"
         case Reduce(name, arg):
-            assert dtype is not None
             return f"reduce {name} %{arg}"
         case Store(buffer, index, value, sums):
             return f"{'accumulate sum' if sums else 'store'} b{buffer - inputs} {_index(index)} %{value}"

@@ -128,7 +128,10 @@ def hash_members(
 
 def dump_json(value: Any) -> str:
     """Compact JSON in ASCII. Raises ValueError for infinities and nan, which JSON does not have."""
-    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+    return _COMPACT.encode(value)
+
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
 
 def load_json(text: str | bytes, what: str) -> Any:

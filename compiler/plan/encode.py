@@ -125,13 +125,13 @@ def encode_instruction(instruction: Instruction) -> list[Any]:
 def _encode(value: Any, instruction: Instruction) -> Any:
     if isinstance(value, Slot):
         return {"$": value.index}
-    if value is None or isinstance(value, bool | int | str):
+    if value is None or isinstance(value, (bool, int, str)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else {"float": repr(value)}
     if isinstance(value, complex):
         return {"complex": str(value)}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_encode(entry, instruction) for entry in value]
     if isinstance(value, torch.device):
         return {"device": str(value)}

@@ -4,6 +4,8 @@ check one (a probability), or belong to a user. What else there is fails only wh
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from typing import Any
 
 import torch
 from torch import fx
@@ -36,24 +38,32 @@ _CHECK = ("linalg_", "cholesky", "inverse", "lu_", "_assert", "binary_cross_entr
 
 def can_fail(call: fx.Node) -> bool:
     """Whether a call may raise for the values that it is given. A collective raises only where another call did."""
-    target = call.target
+    always, for_integers = _can_fail(call.target)
+    if always or not for_integers or not any(map(_is_integer, call.all_input_nodes)):
+        return always
+    return for_integers != "integer result" or _is_integer(call)
+
+
+@cache
+def _can_fail(target: Any) -> tuple[bool, str]:
+    """Whether calls of an op may raise, whatever they are given; and whether they may where an operand is of integers:
+    "" for never, "integer result" where the result is too, "always"."""
     if target is ops.kernel:  # it may look something up
-        return any(_is_integer(operand) for operand in call.all_input_nodes)
+        return False, "always"
     if isinstance(target, ops.MonarchOp):
-        return not target.collective and target not in _SAFE
+        return not target.collective and target not in _SAFE, ""
     if not isinstance(target, torch._ops.OpOverload):
-        return False  # getitem
+        return False, ""  # getitem
     if target.namespace not in ("aten", "prims"):
-        return True
+        return True, ""
     name = target.overloadpacket.__name__.rstrip("_")
     if name.startswith(_CHECK) or torch.Tag.nondeterministic_seeded in target.tags:
-        return True
-    integers = [each for each in call.all_input_nodes if _is_integer(each)]
-    if not integers or any(result.alias_info is not None for result in target._schema.returns):
-        return False
+        return True, ""
+    if any(result.alias_info is not None for result in target._schema.returns):
+        return False, ""
     if torch.Tag.pointwise in target.tags or name in ("_to_copy", "clone"):
-        return name in _DIVIDE and _is_integer(call)
-    return True
+        return False, "integer result" if name in _DIVIDE else ""
+    return False, "always"
 
 
 def _is_integer(value: fx.Node) -> bool:

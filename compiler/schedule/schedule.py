@@ -74,6 +74,7 @@ class Schedule:
         self.last = self.last_uses()
         self.replaced = graph.states.keys() & graph.updates.keys()
         self.sources: dict[Source, int] = {}
+        self._numbers: dict[int, int] = {}  # the same, by the id of what a node holds: calls share these
         self.overwrites: list[bool] = []
         self.state_writers: list[int] = []
         for at, node in enumerate(self.calls):
@@ -249,9 +250,12 @@ class Schedule:
     # -- writing it down --------------------------------------------------------------------------------------------
 
     def _source(self, source: Source) -> int:
-        if source.caller is not None:
-            self.sources.setdefault(source.caller, len(self.sources))
-        return self.sources.setdefault(source, len(self.sources))
+        known = self._numbers.get(id(source))
+        if known is None:
+            if source.caller is not None:
+                self.sources.setdefault(source.caller, len(self.sources))
+            known = self._numbers[id(source)] = self.sources.setdefault(source, len(self.sources))
+        return known
 
     def instruction(self, node: fx.Node, in_place: bool, free: tuple[int, ...]) -> Instruction:
         overwrites = in_place and node.target is not ops.kernel

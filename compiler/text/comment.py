@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from monarch.compiler.errors import Source
@@ -45,6 +46,7 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: b
     return f"# {text}" if text else ""
 
 
+@lru_cache(1024)
 def _print_place(source: Source, paths: bool) -> str:
     file = source.file if paths else re.split(r"[/\\]", source.file)[-1]
     text = f"{file if _PLAIN_FILE.fullmatch(file) and file.isprintable() else json.dumps(file)}:{source.line}"

@@ -36,7 +36,7 @@ def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules:
         return "\n\n".join(print_graph(fragment, **options) for fragment in graph.fragments.values())
     types: dict[int, str] = {}
     rows = [
-        _columns(node, graph, types) + (print_comment(node.meta, paths=paths, why=why, modules=modules),)
+        (*_columns(node, graph, types), print_comment(node.meta, paths=paths, why=why, modules=modules))
         for node in _values(graph)
     ]
     call_width = max((len(call) for call, _, _ in rows if len(call) <= CALL_COLUMN), default=0)
@@ -71,10 +71,22 @@ def print_node(node: fx.Node, graph: Graph | None = None) -> str:
 
 def print_type(type_: object, graph: Graph | None = None) -> str:
     """A value's type; `local of global` where its shape in `graph` is not the global one."""
+    return _type_text(type_, graph, {})
+
+
+def _type_text(type_: object, graph: Graph | None, types: dict[int, str]) -> str:
+    """The same. `types` are the texts that are known, by the ids of types: equal layers share these."""
+    text = types.get(id(type_))
+    if text is None:
+        text = types[id(type_)] = _print_type(type_, graph, types)
+    return text
+
+
+def _print_type(type_: object, graph: Graph | None, types: dict[int, str]) -> str:
     if type_ is None:
         return "none"
     if isinstance(type_, tuple):
-        return f"({', '.join(print_type(entry, graph) for entry in type_)})"
+        return f"({', '.join([_type_text(entry, graph, types) for entry in type_])})"
     if not isinstance(type_, TensorType):
         return "?"
     if graph is None or not all(name in graph.mesh.sizes for name in type_.layout.mesh_dims):
@@ -111,13 +123,10 @@ def _values(graph: Graph) -> list[fx.Node]:
 
 
 def _columns(node: fx.Node, graph: Graph | None, types: dict[int, str]) -> tuple[str, str]:
-    """A value's call and type. `types` are the texts that are known, by the ids of types: equal layers share these."""
-    on = f" on {node.meta['mesh']}" if "mesh" in node.meta else ""
-    type_ = node.meta.get("type", "?")
-    text = types.get(id(type_))
-    if text is None:
-        text = types[id(type_)] = print_type(type_, graph)
-    return f"%{node.name} = {print_call(node)}", text + on
+    """A value's call and type."""
+    meta = node.meta
+    on = f" on {meta['mesh']}" if "mesh" in meta else ""
+    return f"%{node.name} = {print_call(node)}", _type_text(meta.get("type", "?"), graph, types) + on
 
 
 def print_call(node: fx.Node) -> str:
@@ -171,7 +180,10 @@ def _argument(value: Any, node: fx.Node) -> str:
 
 
 def _string(text: str) -> str:
-    return json.dumps(text, ensure_ascii=not text.isprintable())
+    return _PRINTABLE.encode(text) if text.isprintable() else json.dumps(text)
+
+
+_PRINTABLE = json.JSONEncoder(ensure_ascii=False)
 
 
 shows_as(Graph, print_graph)

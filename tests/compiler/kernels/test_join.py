@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from monarch.compiler.context import Context
+from monarch.compiler.kernels import join
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.kernels.join import JoinKernels
 from monarch.compiler.loops.check import check_kernel
@@ -32,6 +35,13 @@ def test_kernels_that_do_the_same_are_one() -> None:
 def test_kernels_that_do_other_things_are_not() -> None:
     lines = ["%e = aten.exp(%a) : f32[8, 8]", "%f = aten.sin(%c) : f32[9, 9]", "return %e, %f"]
     assert joined(*lines) == [("exp", 1), ("sin", 1)]
+
+
+def test_a_kernel_has_no_more_statements_than_one_may_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"%{name} = aten.exp(%{of}) : f32[{rows}, {rows}]" for name, of, rows in ("ea8", "fb8", "gc9", "hd9")]
+    assert joined(*lines, "return %e, %f, %g, %h") == [("exp_x4", 4)]
+    monkeypatch.setattr(join, "MOST_STATEMENTS", 3 * 3 + 1)  # a load, the exponential, a store
+    assert joined(*lines, "return %e, %f, %g, %h") == [("exp_x3", 3), ("exp", 1)]
 
 
 def test_kernels_on_both_sides_of_a_product_stay_apart() -> None:

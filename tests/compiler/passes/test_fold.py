@@ -19,6 +19,7 @@ from monarch.compiler.kernels import fuse
 from monarch.compiler.partition.steady import FIRST, Unsteady, check_steady
 from monarch.compiler.passes import fold as folding
 from monarch.compiler.passes.fold import Fold, fold
+from monarch.compiler.passes.unfold import unfold
 from monarch.compiler.pipeline import compile_graph, run_passes
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.options import CompileOptions
@@ -94,22 +95,15 @@ def both(graph: Graph, monkeypatch: pytest.MonkeyPatch, kernels: str = "all") ->
     """The plan by way of few blocks, and that of the whole graph; and whether the blocks were unfolded with kernels."""
     unfolded: list[bool] = []
 
-    def noting(graph: Graph) -> Fold | None:
-        found = fold(graph)
-        if found is not None:
-            unfold = found.unfold
-
-            def noted(made: Graph) -> Graph | None:
-                whole = unfold(made)
-                unfolded.append(whole is not None)
-                return whole
-
-            monkeypatch.setattr(found, "unfold", noted)
-        return found
+    def noting(few: Fold, made: Graph) -> Graph | None:
+        whole = unfold(few, made)
+        unfolded.append(whole is not None)
+        return whole
 
     options = CompileOptions(kernels=kernels)
     monkeypatch.setattr(folding, "LEAST", LAYERS)
-    monkeypatch.setattr(pipeline, "fold", noting)
+    monkeypatch.setattr(pipeline, "unfold", noting)
+    monkeypatch.setattr(pipeline, "fold", fold)
     few = compile_graph(graph, options)
     monkeypatch.setattr(pipeline, "fold", lambda graph: None)
     return few, compile_graph(graph, options), unfolded == [True]
@@ -135,7 +129,7 @@ def test_a_training_step_becomes_what_the_whole_graph_does(layouts: str, monkeyp
     graph = traced(LAYOUTS[layouts])
     few = fold(graph)
     assert few is not None
-    unfolded = few.unfold(run_passes(few.reduced, PASSES))
+    unfolded = unfold(few, run_passes(few.folded, PASSES))
     assert unfolded is not None
     whole = run_passes(graph, PASSES)
     assert without_names(print_graph(unfolded, modules=True)) == without_names(print_graph(whole, modules=True))
@@ -191,6 +185,19 @@ def test_blocks_that_are_not_equal_are_left_as_they_are(graph: Graph, monkeypatc
     assert few.hash == whole.hash
 
 
+def test_a_block_that_changes_other_states_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All blocks compute the same, and one keeps it in each other's states."""
+    lines = print_graph(chain(), modules=True).replace("f32[32@data, 32]", "f32[32, 32]").splitlines()
+    states = [f'%{name}{n} = state "blocks.{n}.{name}" : f32[64@data, 32]' for n in range(LAYERS) for name in "st"]
+    kept = [("st" if n != 4 else "ts", n) for n in range(LAYERS)]
+    updates = [f'update "blocks.{n}.{a}" = %a{n}\nupdate "blocks.{n}.{b}" = %h{n + 1}' for (a, b), n in kept]
+    graph = parse_graph("\n".join([lines[0], *states, *lines[1:-2], *updates, *lines[-2:]]))
+    few, whole, folded = both(graph, monkeypatch)
+    assert not folded
+    assert few.outputs == whole.outputs
+    assert few.hash == whole.hash
+
+
 def test_a_list_with_a_value_of_each_block_has_all_of_them_again(monkeypatch: pytest.MonkeyPatch) -> None:
     values = ", ".join(f"%h{n + 1}" for n in reversed(range(LAYERS)))
     more = f"%s = aten.stack([{values}]) : f32[{LAYERS}, 64, 32]"
@@ -203,7 +210,7 @@ def few_blocks(monkeypatch: pytest.MonkeyPatch) -> tuple[Fold, Graph]:
     monkeypatch.setattr(folding, "LEAST", LAYERS)
     found = fold(chain())
     assert found is not None
-    return found, run_passes(found.reduced, PASSES)
+    return found, run_passes(found.folded, PASSES)
 
 
 def in_block(graph: Graph, block: int) -> list[Any]:
@@ -212,10 +219,10 @@ def in_block(graph: Graph, block: int) -> list[Any]:
 
 def test_blocks_that_have_become_other_than_one_another_are_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
     found, made = few_blocks(monkeypatch)
-    assert found.unfold(made) is not None
+    assert unfold(found, made) is not None
     gelu = next(node for node in in_block(made, folding.LAST) if "gelu" in str(node.target))
     gelu.target = torch.ops.aten.tanh.default
-    assert found.unfold(made) is None
+    assert unfold(found, made) is None
 
 
 def test_what_reads_a_block_as_it_did_not_before_is_not_unfolded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +231,7 @@ def test_what_reads_a_block_as_it_did_not_before_is_not_unfolded(monkeypatch: py
     assert result is not None
     of_first = in_block(made, folding.FIRST)[-1]
     result.replace_input_with(result.all_input_nodes[0], of_first)
-    assert found.unfold(made) is None
+    assert unfold(found, made) is None
 
 
 def test_another_number_of_blocks_that_could_be_cheaper_is_noticed() -> None:
