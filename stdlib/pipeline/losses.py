@@ -11,7 +11,8 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from enum import Enum, auto
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,6 +33,19 @@ _MOST = 2**24
 """Elements of an output with which a loss is tried out."""
 
 
+class _Run(Enum):
+    """What runs: the model, or a loss, and for what."""
+
+    MODEL = auto()
+    COUNTING = auto()
+    """A loss, to find by what it divides."""
+    MICROBATCH = auto()
+    TRIAL = auto()
+    """A loss, to see how it behaves, on plain numbers or without data."""
+    BATCH = auto()
+    """The loss of the whole batch, which means what PyTorch's does."""
+
+
 class Counted:
     """The means of `cross_entropy` and `nll_loss` in a step's losses, over the targets of the whole batch."""
 
@@ -41,25 +55,20 @@ class Counted:
         self.reduction = reduction
         self.found: list[torch.Tensor] = []
         """What each such call of a loss divides by: over all microbatches."""
-        self._counts: list[torch.Tensor] | None = None
-        self._microbatch: int | None = None
-        self._call = 0
-        self._whole = False
-        self._tried = False
+        self._run = _Run.MODEL
+        self._counts: list[torch.Tensor] = []
+        self._microbatch = self._call = 0
 
     def count(self, loss: Loss, output: Any, targets: Sequence[Any]) -> None:
         """Find out by what a step's losses divide, from each microbatch's targets: `output` is like the first's."""
-        with torch.random.fork_rng(devices=()), torch.no_grad():
+        with torch.random.fork_rng(devices=()), torch.no_grad(), self._running(_Run.COUNTING):
             for rows, target in zip(self.rows, targets, strict=True):
                 self._counts = []
-                try:
-                    loss(self._blank(output, rows), target)
-                    counts = self._counts
-                finally:
-                    self._counts = None
-                if not counts:
+                loss(self._blank(output, rows), target)
+                if not self._counts:
                     return
-                self.found = [a + b for a, b in zip(self.found, counts, strict=True)] if self.found else counts
+                pairs = zip(self.found, self._counts, strict=True)
+                self.found = [a + b for a, b in pairs] if self.found else self._counts
 
     def _blank(self, output: Any, rows: int) -> Any:
         """Zeros like the first microbatch's output, with so many rows."""
@@ -71,37 +80,31 @@ class Counted:
         return pytree.tree_map_only(torch.Tensor, blank, output)
 
     @contextmanager
-    def weighing(self, microbatch: int) -> Iterator[None]:
+    def _running(self, run: _Run) -> Iterator[None]:
+        before, self._run = self._run, run
+        try:
+            yield
+        finally:
+            self._run = before
+
+    def weighing(self, microbatch: int) -> AbstractContextManager[None]:
         """Run the loss of a microbatch."""
         self._microbatch, self._call = microbatch, 0
-        try:
-            yield
-        finally:
-            self._microbatch = None
+        return self._running(_Run.MICROBATCH)
 
-    @contextmanager
-    def trying(self) -> Iterator[None]:
+    def trying(self) -> AbstractContextManager[None]:
         """Run a loss to see how it behaves, on plain numbers or without data."""
-        self._tried = True
-        try:
-            yield
-        finally:
-            self._tried = False
+        return self._running(_Run.TRIAL)
 
-    @contextmanager
-    def of_all(self) -> Iterator[None]:
+    def of_all(self) -> AbstractContextManager[None]:
         """Run the loss of the whole batch, which means what PyTorch's does."""
-        self._whole = True
-        try:
-            yield
-        finally:
-            self._whole = False
+        return self._running(_Run.BATCH)
 
     def mean(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
         """A call of `cross_entropy` or `nll_loss`: None for one that is no mean over targets that are classes. What the
         step makes of it for all microbatches, by `reduction`, is the batch's mean. Raises ProgramError for one outside
         of `loss_fn`, and with arguments that PyTorch has deprecated."""
-        if self._whole:
+        if self._run is _Run.BATCH:
             return None
         bound = OF_CLASSES[func].bind(*args, **kwargs)
         bound.apply_defaults()
@@ -110,7 +113,7 @@ class Counted:
         legacy = given["size_average"] is not None or given["reduce"] is not None
         if target.is_floating_point() or (given["reduction"] != "mean" and not legacy):
             return None
-        if not self._tried and (legacy or (self._counts is None and self._microbatch is None)):
+        if self._run is _Run.MODEL or (legacy and self._run is not _Run.TRIAL):
             raise ProgramError(
                 f"{func.__name__} in the model, over the targets of a microbatch"
                 if not legacy
@@ -119,11 +122,11 @@ class Counted:
                 'reduction="mean".\npipe.step(x, target=y, loss_fn=F.cross_entropy)',
                 source=user_source(),
             )
-        if self._counts is not None:
+        if self._run is _Run.COUNTING:
             self._counts.append(_counting(target, given["weight"], given["ignore_index"]))
         given["reduction"] = "sum"
         summed: torch.Tensor = func(*bound.args, **bound.kwargs)
-        if self._microbatch is None:
+        if self._run is not _Run.MICROBATCH:
             return summed / target.numel() if self.reduction == "mean" else summed
         whole = self.found[self._call].to(summed.dtype)
         self._call += 1

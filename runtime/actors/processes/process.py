@@ -556,11 +556,9 @@ class Process:
         """The same, of those that have been made."""
         return ()
 
-    def executor(
-        self, mesh: MeshSpec, group: ProcMeshSpec, ranks: Sequence[int], bootstrapped: Future[bool]
-    ) -> Executor:
+    def executor(self, mesh: MeshSpec, group: ProcMeshSpec, ranks: Sequence[int], ready: Future[bool]) -> Executor:
         """See `programs.executor_in`."""
-        return executor_in(self, mesh, group, ranks, bootstrapped)
+        return executor_in(self, mesh, group, ranks, ready)
 
     def attached_with(self, agents: tuple[str, ...]) -> AttachedHosts | None:
         """The hosts that this process has attached together, and that have these agents, in order."""
