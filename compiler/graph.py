@@ -58,9 +58,9 @@ from torch.fx import Graph as FxGraph
 from torch.fx import Node
 from torch.fx.node import map_arg
 
+from monarch.compiler.display import text_of
 from monarch.compiler.errors import Source
 from monarch.compiler.mesh import Shape
-from monarch.compiler.shown import text_of
 from monarch.compiler.symbols import has_names, value_at
 from monarch.compiler.types import MeshSpec, TensorType
 

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import product
 
+from monarch.compiler.display import html_of
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.mesh import check_dims
-from monarch.compiler.shown import html_of
 
 Placement = int | str | None
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from monarch.compiler.display import html_of
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.layout import ITEM_SIZES, REDUCTIONS, Layout, MeshSpec, Placement, local_shape, parts_of
-from monarch.compiler.shown import html_of
 from monarch.compiler.symbols import is_named, value_at
 
 if TYPE_CHECKING:

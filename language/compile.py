@@ -44,7 +44,7 @@ def compile_graph(
         found: Plan = door(graph, options, report=report, kept=kept, before=before)
         return found
     if kept and not report:
-        known: Plan = load("monarch.compiler.kept:compile_kept")(graph, options)
+        known: Plan = load("monarch.compiler.plan_cache:compile_kept")(graph, options)
         return known
     plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report)
     return plan

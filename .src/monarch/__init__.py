@@ -16,12 +16,12 @@ import atexit
 import sys
 from typing import TYPE_CHECKING, Any
 
+from monarch.compiler.display import draw_with
 from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.execution.presets import choose_with
 from monarch.compiler.execution.watching import watch_with
 from monarch.compiler.kernels.templates import set_templates
 from monarch.compiler.loading import load as _named
-from monarch.compiler.shown import draw_with
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import Partial, Replicate, Shard

@@ -431,7 +431,7 @@ def _alike(a: Sequence[Space], b: Sequence[Space], sums: bool) -> bool:
 
 
 @dataclass
-class Made:
+class FusedKernel:
     """A kernel that takes the place of some nodes: it reads `inputs`, and computes those of the nodes that are
     `outputs`. `stands_for` are the ops that it computes, for people, and `why` is a reason to show them."""
 
@@ -443,7 +443,7 @@ class Made:
     why: str = ""
 
 
-def _made(found: _Found, tensors: Mapping[fx.Node, Buffer]) -> Made:
+def _made(found: _Found, tensors: Mapping[fx.Node, Buffer]) -> FusedKernel:
     inputs, outputs, nest = list(found.group.inputs), list(found.group.outputs), found.group.nest
     buffers = tuple([tensors[node] for node in inputs]), tuple([tensors[node] for node in outputs])
     sized = any(SIZED in node.meta for node in (*found.nodes, *inputs))
@@ -453,14 +453,14 @@ def _made(found: _Found, tensors: Mapping[fx.Node, Buffer]) -> Made:
         kernel = Kernel(key[0], *buffers, (nest,), sized)
         check_kernel(kernel)
         known = _KERNELS.keep(key, kernel)
-    return Made(known, inputs, outputs, found.nodes, found.nodes)
+    return FusedKernel(known, inputs, outputs, found.nodes, found.nodes)
 
 
 _KERNELS: Memo[Kernel] = Memo(1024)
 """Kernels of groups that are alike, as those of equal layers are; they hold the nests whose ids are in the keys."""
 
 
-def alone(node: fx.Node, context: LoweringContext) -> Made | None:
+def alone(node: fx.Node, context: LoweringContext) -> FusedKernel | None:
     """One op as a kernel; None where it can be none."""
     try:
         group = lower_group([node], [node], [space_of(node, context)], context)
@@ -483,7 +483,7 @@ def is_heavy(node: fx.Node, key: str) -> bool:
     return not is_transparent(key) and key not in LOCAL_OPS and not is_lowered(key)
 
 
-def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
+def rewritten(graph: Graph, made: Sequence[FusedKernel]) -> Graph:
     """The graph with kernels instead of their ops, each where its last op stood, and without what nobody needs now."""
     kernel_of = {node: each for each in made for node in each.nodes}
     order = {node: at for at, node in enumerate(graph.fx.nodes)}
@@ -491,7 +491,7 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
     output = graph.fx.output_node()
     reads: dict[int, list[fx.Node]] = {}
     """What each node or kernel reads, by its place in the order: that of its last op for a kernel."""
-    items: dict[int, fx.Node | Made] = {}
+    items: dict[int, fx.Node | FusedKernel] = {}
     pending = [output, *graph.placeholders, *(call for call in graph.calls if ops.acts(call.target))]
     while pending:
         node = pending.pop()
@@ -526,7 +526,7 @@ def rewritten(graph: Graph, made: Sequence[Made]) -> Graph:
     return new
 
 
-def _call(graph: Graph, made: Made, values: dict[fx.Node, fx.Node]) -> None:
+def _call(graph: Graph, made: FusedKernel, values: dict[fx.Node, fx.Node]) -> None:
     block = provenance(made.nodes[-1]).block
 
     def here(node: fx.Node) -> Provenance:

@@ -21,7 +21,7 @@ from monarch.compiler import ops
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.machine import MACHINES
 from monarch.compiler.graph import Graph, args_of, provenance
-from monarch.compiler.kernels.fuse import Made, alone, rewritten
+from monarch.compiler.kernels.fuse import FusedKernel, alone, rewritten
 from monarch.compiler.kernels.lower import LoweringContext
 from monarch.compiler.kernels.lower.values import is_transparent, key_of, line_of
 from monarch.compiler.kernels.tensors import tensors_of
@@ -97,7 +97,7 @@ class _Before:
     """What makes a factor: a kernel of one nest whose loops, cut into parts of `sizes`, run along the factor's dims
     `along`."""
 
-    made: Made
+    made: FusedKernel
     sizes: list[tuple[int, ...]]
     along: list[int]
 
@@ -117,7 +117,7 @@ class _Products:
         self.before = {node.name: node for node in unfused.nodes}
         """The nodes of the graph before fusion, by name: what kernels stand for is of one graph."""
 
-    def run(self) -> list[Made]:
+    def run(self) -> list[FusedKernel]:
         found = []
         for node in self.graph.calls:
             product = self.product(node)
@@ -162,7 +162,7 @@ class _Products:
             else:
                 yield user
 
-    def kernel_of(self, node: fx.Node) -> Made | None:
+    def kernel_of(self, node: fx.Node) -> FusedKernel | None:
         """A kernel, or an op that can be one, of one pointwise nest."""
         made = None
         if node.target is ops.kernel:
@@ -171,14 +171,14 @@ class _Products:
             kernel = parse_kernel(text)
             if len(results) == len(kernel.outputs):
                 outputs = [results[number] for number in range(len(results))]
-                made = Made(kernel, list(inputs), outputs, [node, *outputs], list(provenance(node).fused))
+                made = FusedKernel(kernel, list(inputs), outputs, [node, *outputs], list(provenance(node).fused))
         elif node.op == "call_function" and node in self.tensors and node.target is not ops.random:
             made = alone(node, self.context)
         if made is None or len(made.kernel.nests) > 1 or made.kernel.nests[0].reduced or made.kernel.nests[0].sums:
             return None
         return made
 
-    def after(self, value: fx.Node, reader: fx.Node) -> Made | None:
+    def after(self, value: fx.Node, reader: fx.Node) -> FusedKernel | None:
         """The first reader of a value as a kernel that reads it directly."""
         made = self.kernel_of(reader)
         return None if made is None or value not in made.inputs else made
@@ -201,13 +201,15 @@ class _Products:
         dims = _dims_along(nest, self.tensors[factor]) if cheap else None
         return None if dims is None else _Before(made, *dims)
 
-    def best(self, product: _Product, after: Made | None, before: Mapping[fx.Node, _Before]) -> Made | None:
+    def best(
+        self, product: _Product, after: FusedKernel | None, before: Mapping[fx.Node, _Before]
+    ) -> FusedKernel | None:
         """The kernel that is estimated to take least, together with what it leaves out; None where all apart does."""
         behind = 0.0 if after is None else self.pointwise(after.kernel)
         fronts = {factor: self.pointwise(each.made.kernel) for factor, each in before.items()}
         library = self.library(product)
         whole = library + behind + sum(fronts.values())
-        chosen: Made | None = None
+        chosen: FusedKernel | None = None
         least = whole if self.when == "auto" else math.inf
         for taken in dict.fromkeys((tuple(before), *((each,) for each in before), ())):
             for reader in (after, None):
@@ -236,8 +238,8 @@ class _Products:
         return chosen
 
     def together(
-        self, product: _Product, after: Made | None, before: Mapping[fx.Node, _Before]
-    ) -> tuple[Made, Tiles, float] | None:
+        self, product: _Product, after: FusedKernel | None, before: Mapping[fx.Node, _Before]
+    ) -> tuple[FusedKernel, Tiles, float] | None:
         """A product with what stands before and after it, and the fastest tiles of it, with their estimate."""
         kept = after is not None and any(reader not in after.nodes for reader in self.readers(product.node))
         reader = after or _itself(product.node, self.tensors)
@@ -263,12 +265,12 @@ class _Products:
         return MACHINES[self.target].op_seconds("f32", 0.0, sum(traffic(kernel)))
 
 
-def _itself(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> Made:
+def _itself(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> FusedKernel:
     """A kernel that does nothing to a value."""
     buffer = Buffer.contiguous(tensors[node].dtype, tensors[node].shape)
     index = Index(0, buffer.strides)
     kernel = Kernel("", (buffer,), (buffer,), (Nest(buffer.shape, 0, (Load(0, index), Store(1, index, 0))),))
-    return Made(kernel, [node], [node], [], [])
+    return FusedKernel(kernel, [node], [node], [], [])
 
 
 class _Joining:
@@ -278,7 +280,7 @@ class _Joining:
         self,
         tensors: dict[fx.Node, Buffer],
         product: _Product,
-        after: Made,
+        after: FusedKernel,
         before: Mapping[fx.Node, _Before],
         rounding: str,
         kept: bool,
@@ -300,7 +302,7 @@ class _Joining:
         self.lines.append(self.line)
         return len(self.body) - 1
 
-    def run(self) -> Made | None:
+    def run(self) -> FusedKernel | None:
         kernel, node = self.after.kernel, self.product.node
         (nest,) = kernel.nests
         index = _only_index(nest, self.after.inputs.index(node))
@@ -348,7 +350,7 @@ class _Joining:
         fronts = [each.made for each in self.before.values()]
         nodes = [each for front in fronts for each in front.nodes] + [node, *self.after.nodes]
         stands_for = [each for front in fronts for each in front.stands_for] + [node, *self.after.stands_for]
-        return Made(made, self.inputs, self.outputs, nodes, stands_for)
+        return FusedKernel(made, self.inputs, self.outputs, nodes, stands_for)
 
     def multiplied(self) -> tuple[int, int]:
         """The sums in f32, with what is added to them, and the product's value, rounded to its dtype."""

@@ -39,9 +39,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from monarch.compiler.display import text_of
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.loading import load
-from monarch.compiler.shown import text_of
 
 if TYPE_CHECKING:
     import torch

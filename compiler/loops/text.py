@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from monarch.compiler.alike import Memo
+from monarch.compiler.display import shows_as
 from monarch.compiler.loops.check import check_kernel
 from monarch.compiler.loops.ir import (
     Buffer,
@@ -18,7 +19,6 @@ from monarch.compiler.loops.ir import (
 )
 from monarch.compiler.loops.read import Reader
 from monarch.compiler.loops.signatures import BOOL
-from monarch.compiler.shown import shows_as
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 

@@ -20,11 +20,11 @@ from monarch.compiler.cost.cluster import Cluster, cluster_of, load_cluster
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.execution.events import say
 from monarch.compiler.graph import Graph, provenance
-from monarch.compiler.kept import compile_kept
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.plan import CompileOptions, Plan
+from monarch.compiler.plan_cache import compile_kept
 from monarch.compiler.search.find import Answer, find_layouts
-from monarch.compiler.search.layouts import Found, made
+from monarch.compiler.search.layouts import FoundLayouts, made
 from monarch.compiler.sizes import format_seconds
 from monarch.compiler.states import StateKey
 from monarch.compiler.text import parse_layout
@@ -117,7 +117,7 @@ def _again(graph: Graph, options: CompileOptions, on: Cluster, before: dict[str,
         return None
     limit = options.memory_limit or (before["limit"] if before["recomputed"] else None)
     plain = replace(options, layouts="", machine="", memory_limit=limit)
-    return Found({}, inputs, values).on(graph), plain, before
+    return FoundLayouts({}, inputs, values).on(graph), plain, before
 
 
 def with_made(graph: Graph) -> Graph:

@@ -21,7 +21,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.estimate import Estimate, estimate
 from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.search.layouts import Found, layouts_of
+from monarch.compiler.search.layouts import FoundLayouts, layouts_of
 from monarch.compiler.search.prepare import prepare
 from monarch.compiler.search.presets import usual
 from monarch.compiler.search.problem import Choice, Problem
@@ -47,7 +47,7 @@ class Candidate:
     says why. `recomputed` is how many ops are computed again to fit."""
 
     name: str
-    layouts: Found
+    layouts: FoundLayouts
     estimate: Estimate | None
     error: str = ""
     recomputed: int = 0
@@ -116,7 +116,7 @@ def find_layouts(
     *,
     limit: int | None = None,
     bound: frozenset[str | int] = frozenset(),
-    presets: Mapping[str, Found] | None = None,
+    presets: Mapping[str, FoundLayouts] | None = None,
     seconds: float = SECONDS,
 ) -> Answer:
     """The cheapest layouts for a traced graph on a cluster, of which a worker holds at most `limit` bytes (by default,
@@ -134,7 +134,7 @@ def find_layouts(
     free = _freed(graph, bound)
     problem = Problem(prepare(free), cluster, bound)
     few = sum(1 for _ in graph.calls) < LARGE
-    people = {WRITTEN: Found(), **usual(problem), **(presets or {})}
+    people = {WRITTEN: FoundLayouts(), **usual(problem), **(presets or {})}
     candidates = [compiler.candidate(name, layouts, limited=few) for name, layouts in people.items()]
     searches: list[Search] = []
 
@@ -195,7 +195,7 @@ class _Compiler:
         self.peaks: dict[object, int] = {}
         self._known: dict[object, Candidate] = {}
 
-    def candidate(self, name: str, layouts: Found, limited: bool = True) -> Candidate:
+    def candidate(self, name: str, layouts: FoundLayouts, limited: bool = True) -> Candidate:
         """What layouts come to; with `limited` so that they fit, if they can."""
         known = self._known.get(layouts.key)
         if known is None:
@@ -210,7 +210,7 @@ class _Compiler:
         fitting = [each.estimate.seconds for each in others if each.estimate is not None and self.fits(each)]
         return found is not None and found.seconds < min(fitting, default=math.inf)
 
-    def _compiled(self, layouts: Found) -> Candidate:
+    def _compiled(self, layouts: FoundLayouts) -> Candidate:
         try:
             return Candidate("", layouts, self._estimate(layouts.on(self.graph), self.options)[0])
         except MonarchError as error:

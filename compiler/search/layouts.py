@@ -15,7 +15,7 @@ from monarch.compiler.types import Layout, TensorType, is_partial
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundLayouts:
     """Layouts of a program.
 
     `states`  by label, of parameters and what optimizers keep for them, also where the step makes it first
@@ -66,7 +66,7 @@ def made(graph: Graph) -> list[tuple[str, fx.Node]]:
     return [(label, node) for label, node in graph.updates.items() if label not in states]
 
 
-def written(graph: Graph, parameters: Mapping[str, Layout], inputs: Mapping[int, Layout] | None = None) -> Found:
+def written(graph: Graph, parameters: Mapping[str, Layout], inputs: Mapping[int, Layout] | None = None) -> FoundLayouts:
     """Layouts of a traced graph from those of parameters by name, as people write them: what optimizers keep for a
     parameter has its layout, and where it has other dims, whole on each worker."""
     states: dict[str, Layout] = {}
@@ -74,10 +74,10 @@ def written(graph: Graph, parameters: Mapping[str, Layout], inputs: Mapping[int,
         layout = parameters.get(StateKey.of(label).parameter)
         if layout is not None:
             states[label] = layout if layout.ndim == type_.ndim else Layout.replicated(type_.ndim)
-    return Found(states, inputs or {})
+    return FoundLayouts(states, inputs or {})
 
 
-def layouts_of(problem: Problem, chosen: Mapping[int, Choice], traced: Graph, values: bool) -> Found:
+def layouts_of(problem: Problem, chosen: Mapping[int, Choice], traced: Graph, values: bool) -> FoundLayouts:
     """What kinds chose as layouts of the traced graph's placeholders, and with `values` of what has several readers
     there, such as the residual stream: the partitioner chooses the rest, cheapest for the machine that it knows."""
     order = _nesting(problem, chosen)
@@ -90,7 +90,7 @@ def layouts_of(problem: Problem, chosen: Mapping[int, Choice], traced: Graph, va
                 states[str(node.meta["label"])] = layout
             else:
                 inputs[node.meta["label"]] = layout
-    return Found(states, inputs, _values(problem, chosen, traced, order) if values else {})
+    return FoundLayouts(states, inputs, _values(problem, chosen, traced, order) if values else {})
 
 
 def _values(problem: Problem, chosen: Mapping[int, Choice], traced: Graph, order: Sequence[int]) -> dict[str, Layout]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 
-from monarch.compiler.search.layouts import Found
+from monarch.compiler.search.layouts import FoundLayouts
 from monarch.compiler.search.problem import Problem
 from monarch.compiler.types import Layout
 
 
-def usual(problem: Problem) -> dict[str, Found]:
+def usual(problem: Problem) -> dict[str, FoundLayouts]:
     """The batch over the mesh dims that divide it, and parameters whole ("data parallel") or in shards over these
     mesh dims, along their first dim that divides ("fully sharded"). None where the batch cannot be sharded."""
     sizes = problem.graph.mesh.sizes
@@ -32,4 +32,4 @@ def usual(problem: Problem) -> dict[str, Found]:
             at = next((at for at, length in enumerate(type_.shape) if length and length % parts == 0), None)
             whole[label] = Layout.replicated(type_.ndim)
             sharded[label] = Layout(tuple(dims if dim == at else () for dim in range(type_.ndim)))
-    return {"data parallel": Found(whole, batch), "fully sharded": Found(sharded, batch)}
+    return {"data parallel": FoundLayouts(whole, batch), "fully sharded": FoundLayouts(sharded, batch)}

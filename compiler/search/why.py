@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from monarch.compiler.search.layouts import Found
+from monarch.compiler.search.layouts import FoundLayouts
 from monarch.compiler.search.problem import FORWARD, Choice, Kind, Problem
 from monarch.compiler.sizes import format_bytes
 from monarch.compiler.states import StateKey
@@ -14,7 +14,7 @@ from monarch.compiler.types import is_partial
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-def reasons(problem: Problem, chosen: Mapping[int, Choice] | None, layouts: Found) -> Iterator[str]:
+def reasons(problem: Problem, chosen: Mapping[int, Choice] | None, layouts: FoundLayouts) -> Iterator[str]:
     """A line for each input, for each kind of parameter, and for each layout of values between layers; without `chosen`
     the layouts alone."""
     for position, layout in layouts.inputs.items():

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from monarch.compiler.display import shows_as
 from monarch.compiler.errors import GraphError
 from monarch.compiler.graph import Graph, provenance, spec_of
 from monarch.compiler.mesh import NDSlice
 from monarch.compiler.names import CONSTANT_NAMES, op_name
-from monarch.compiler.shown import shows_as
 from monarch.compiler.symbols import same
 from monarch.compiler.text.comment import print_comment
 from monarch.compiler.types import TensorType

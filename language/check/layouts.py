@@ -13,7 +13,7 @@ from monarch.compiler.text import parse_layout, parse_type
 from monarch.compiler.types import DTYPES, Layout, MeshSpec, TensorType
 from monarch.language.check import hints
 from monarch.language.check.names import Names, is_monarch
-from monarch.language.check.programs import Found
+from monarch.language.check.programs import ProgramDef
 from monarch.language.check.report import Reporter
 from monarch.language.check.scopes import Function, Scope, parameters
 from monarch.language.layouts import annotated_with
@@ -25,7 +25,7 @@ _SHAPED = {"torch.randn", "torch.rand", "torch.zeros", "torch.ones", "torch.empt
 class Layouts:
     """Checks the layouts of one file."""
 
-    def __init__(self, names: Names, reporter: Reporter, programs: Sequence[Found]) -> None:
+    def __init__(self, names: Names, reporter: Reporter, programs: Sequence[ProgramDef]) -> None:
         self.names = names
         self.report = reporter
         self.programs = programs
@@ -65,7 +65,7 @@ class Layouts:
 
     # -- annotations ---------------------------------------------------------------------------------------------
 
-    def annotations(self, program: Found) -> None:
+    def annotations(self, program: ProgramDef) -> None:
         """The parameters' tensor types of a program."""
         function = program.function
         if isinstance(function.node, ast.Lambda):

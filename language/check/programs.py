@@ -11,7 +11,7 @@ from monarch.language.check.scopes import Function, Scope
 
 
 @dataclass(frozen=True)
-class Found:
+class ProgramDef:
     """A program. `mesh` is what mesh= says, `scope` where that stands; `given` counts the positional arguments that a
     functools.partial binds."""
 
@@ -21,29 +21,29 @@ class Found:
     given: int = 0
 
 
-def find_programs(names: Names) -> list[Found]:
+def find_programs(names: Names) -> list[ProgramDef]:
     """Every program of a file, each once, in the order of the file."""
-    found: dict[int, Found] = {}
+    found: dict[int, ProgramDef] = {}
     for program in (*_decorated(names), *_called(names)):
         found.setdefault(id(program.function.node), program)
     return sorted(found.values(), key=lambda program: (program.function.node.lineno, program.function.node.col_offset))
 
 
-def _decorated(names: Names) -> Iterator[Found]:
+def _decorated(names: Names) -> Iterator[ProgramDef]:
     for function in names.file.functions.values():
         if isinstance(function.node, ast.Lambda):
             continue
         scope = function.scope.parent or function.scope
         for decorator in function.node.decorator_list:
             if names.makes_program(decorator, scope):
-                yield Found(function, _mesh_argument(decorator), scope)
+                yield ProgramDef(function, _mesh_argument(decorator), scope)
             elif isinstance(decorator, ast.Call) and decorator.args and _is_partial(names, decorator, scope):
                 # @functools.partial(monarch.program, mesh=mesh)
                 if is_monarch(names.file.dotted(decorator.args[0], scope), "program"):
-                    yield Found(function, _mesh_argument(decorator), scope)
+                    yield ProgramDef(function, _mesh_argument(decorator), scope)
 
 
-def _called(names: Names) -> Iterator[Found]:
+def _called(names: Names) -> Iterator[ProgramDef]:
     for call, scope in names.file.calls:
         makes = is_monarch(names.file.dotted(call.func, scope), "program")
         # program(mesh=mesh)(f)
@@ -51,7 +51,7 @@ def _called(names: Names) -> Iterator[Found]:
         if (makes or curried) and call.args:
             mesh = _mesh_argument(call.func if curried else call)
             for function, given in _functions(names, call.args[0], scope):
-                yield Found(function, mesh, scope, given)
+                yield ProgramDef(function, mesh, scope, given)
 
 
 def _mesh_argument(expression: ast.expr) -> ast.expr | None:

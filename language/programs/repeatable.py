@@ -18,7 +18,7 @@ from monarch.language.programs.snapshot import Snapshot
 
 
 @dataclass(eq=False)
-class Seen:
+class SeenObjects:
     """What Python holds that a program can have read: of each object what has changed since the trace met it."""
 
     held: list[Held]
@@ -27,7 +27,7 @@ class Seen:
     """How many of the user's functions were entered."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Seen) or self.codes != other.codes or self.now.keys() != other.now.keys():
+        if not isinstance(other, SeenObjects) or self.codes != other.codes or self.now.keys() != other.now.keys():
             return False
         return all(
             mine is theirs or (mine is not None and theirs is not None and same_entries(mine, theirs))
@@ -43,7 +43,7 @@ class Repeatable:
         self._entered = entered
         self._roots = roots
 
-    def seen(self, *reached: Any) -> Seen | None:
+    def seen(self, *reached: Any) -> SeenObjects | None:
         """What Python holds now of what the program has met, and of what can be `reached` from objects that it may have
         made; None where an object of that does not show its state. Where two of these are equal, what ran in
         between has changed nothing: run again it does the same, as far as guards say the same of a program."""
@@ -55,7 +55,7 @@ class Repeatable:
         if own.full or any(kind_of(value) == OPAQUE for held in made.values() for value in held.before[1]):
             return None
         now = {ident: held.changed() for ident, held in met.items()} | {i: held.before for i, held in made.items()}
-        return Seen([*met.values(), *made.values()], now, len(self._entered.codes))
+        return SeenObjects([*met.values(), *made.values()], now, len(self._entered.codes))
 
     def read(self, what: str, read: Callable[[], str]) -> str:
         """What `read` gives, which each call of the program compares: what code reads in it is not looked at."""

@@ -24,7 +24,7 @@ from monarch.compiler.kernels.cpp.build import build_kernels
 from monarch.compiler.plan import MeshSpec, MonarchError, Plan
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.state import ControllerState, Step, fresh
-from monarch.runtime.processes.looking import Exit, Seen
+from monarch.runtime.processes.looking import Exit, WorkerProgress
 from monarch.runtime.processes.workers import EXIT_SECONDS, Processes, Workers
 from monarch.runtime.shared import signals, wire
 from monarch.runtime.shared.definitions import definitions
@@ -250,7 +250,7 @@ class Connection(ABC):
     def marks(self) -> Sequence[int]: ...
 
     @abstractmethod
-    def seen(self) -> Mapping[int, Seen]: ...
+    def seen(self) -> Mapping[int, WorkerProgress]: ...
 
     def host_of(self, rank: int) -> str:
         """The address of the host that a worker is on; empty for this machine."""
@@ -538,7 +538,7 @@ class LocalConnection(Connection):
     def marks(self) -> Sequence[int]:
         return self.workers.marks()
 
-    def seen(self) -> Mapping[int, Seen]:
+    def seen(self) -> Mapping[int, WorkerProgress]:
         return self.workers.seen()
 
     def stopped(self) -> list[int]:

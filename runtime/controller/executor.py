@@ -45,7 +45,7 @@ from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
 from monarch.runtime.controller.state import PlanRecord, RemoteTensor, Replay, Step
 from monarch.runtime.controller.storing import Storing
-from monarch.runtime.processes.looking import Seen
+from monarch.runtime.processes.looking import WorkerProgress
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.checking import check
 from monarch.runtime.shared.measured import buffer_words, clock
@@ -411,7 +411,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             return 0, {}
         return max(0, connection.asked() - connection.finished()), connection.memory()
 
-    def where(self) -> Mapping[int, Seen]:
+    def where(self) -> Mapping[int, WorkerProgress]:
         """Where the workers are, by rank: their stacks are asked for by signals. Without those of hosts that do not
         answer."""
         return self.connection.seen()

@@ -21,7 +21,7 @@ from typing import Protocol
 from monarch.compiler.config import settings
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.state import ControllerState, Step
-from monarch.runtime.processes.looking import Seen
+from monarch.runtime.processes.looking import WorkerProgress
 
 TICK_SECONDS = 0.5
 _SHOWN = 4
@@ -52,7 +52,7 @@ class Watched(Protocol):
         """How far the workers are. Takes no lock."""
         ...
 
-    def seen(self) -> Mapping[int, Seen]:
+    def seen(self) -> Mapping[int, WorkerProgress]:
         """The workers by rank; those of a host that does not answer are left out."""
         ...
 
@@ -93,13 +93,13 @@ class Stall:
         self.since, self.reported = now, None
 
 
-def behind(seen: Mapping[int, Seen]) -> list[int]:
+def behind(seen: Mapping[int, WorkerProgress]) -> list[int]:
     """The workers that have not arrived where others are: all, where all are at the same place."""
     least = min((each.done, each.progress >> 1) for each in seen.values())
     return [rank for rank, each in seen.items() if (each.done, each.progress >> 1) == least]
 
 
-def report(state: ControllerState, step: Step | None, seen: Mapping[int, Seen], seconds: float) -> str:
+def report(state: ControllerState, step: Step | None, seen: Mapping[int, WorkerProgress], seconds: float) -> str:
     """What keeps a mesh from coming further in a step."""
     late = behind(seen) if seen else []
     what = "what it was given" if step is None else f"step {step.sequence} ('{step.name}')"
@@ -121,7 +121,7 @@ def report(state: ControllerState, step: Step | None, seen: Mapping[int, Seen], 
     return "\n".join(lines) + "\n"
 
 
-def _doing(each: Seen) -> str:
+def _doing(each: WorkerProgress) -> str:
     match each.state:
         case "T":
             return f"a signal has stopped it (SIGSTOP, say); kill -CONT {each.pid} has it go on"
@@ -161,7 +161,7 @@ class Watch:
         elif self._stall.reported is not None and now - self._stall.reported >= settings.stopped_worker_timeout:
             self._lose_stopped(now)
 
-    def _report(self, step: Step | None, seen: Mapping[int, Seen], now: float) -> None:
+    def _report(self, step: Step | None, seen: Mapping[int, WorkerProgress], now: float) -> None:
         places = {rank: (each.done, each.progress) for rank, each in seen.items()}
         if not self._connection.exact and places != self._places:  # they may have come further within a long step
             self._places = places

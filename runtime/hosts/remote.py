@@ -29,7 +29,7 @@ from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
 from monarch.runtime.controller.state import Step, fresh
 from monarch.runtime.hosts.inbox import Inbox, Tree
-from monarch.runtime.processes.looking import Exit, Seen
+from monarch.runtime.processes.looking import Exit, WorkerProgress
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.place import Place
@@ -410,14 +410,14 @@ class RemoteConnection(Connection):
     def marks(self) -> Sequence[int]:
         return (self.state.finished_commands,)
 
-    def seen(self) -> Mapping[int, Seen]:
-        found: dict[int, Seen] = {}
+    def seen(self) -> Mapping[int, WorkerProgress]:
+        found: dict[int, WorkerProgress] = {}
         try:
             self._inbox.send("look")
         except MonarchError:  # all hosts are lost, which is told elsewhere
             return found
         for message in self._answers("seen", self.hosts):
-            found |= {int(rank): Seen(*seen) for rank, seen in json.loads(bytes(message.data)).items()}
+            found |= {int(rank): WorkerProgress(*seen) for rank, seen in json.loads(bytes(message.data)).items()}
         return found
 
     def host_of(self, rank: int) -> str:

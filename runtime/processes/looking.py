@@ -34,7 +34,7 @@ _ASK_SECONDS, _DUMP_SECONDS, _LOOK_SECONDS = 1.0, 0.3, 0.01
 
 
 @dataclass(frozen=True)
-class Seen:
+class WorkerProgress:
     """A worker: its process, how many commands it has finished and how far it is in the next one (`shared.signals`),
     the process' state, and what it says of its threads ("" where it cannot)."""
 

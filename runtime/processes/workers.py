@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from monarch.compiler.config import for_spawned
 from monarch.compiler.plan import MeshSpec, MonarchError
-from monarch.runtime.processes.looking import Exit, Seen, memory_of, state_of, stop, where_is
+from monarch.runtime.processes.looking import Exit, WorkerProgress, memory_of, state_of, stop, where_is
 from monarch.runtime.processes.parent import drop, how_ended, warm_parent
 from monarch.runtime.shared import futex, memory, signals, wire
 from monarch.runtime.shared.ring import RingWriter
@@ -332,14 +332,14 @@ class Workers:
         self._ended = {rank for rank, pid in list(self.pids.items()) if state_of(pid) in ("", "Z")}
         return [Exit(rank, "has ended") for rank in sorted(before & self._ended)]
 
-    def seen(self) -> dict[int, Seen]:
+    def seen(self) -> dict[int, WorkerProgress]:
         """What the workers here do, by rank. Takes a second for each that does not say, and some seconds at most."""
         words, found, deadline = self.signals.words, {}, time.monotonic() + _SEEN_SECONDS
         for rank, pid in list(self.pids.items()):
             line, state = signals.line_of(rank), state_of(pid)
             asked = state in ("R", "S", "D") and time.monotonic() < deadline
             stacks = where_is(pid) if asked else ""
-            found[rank] = Seen(pid, words[line + signals.DONE], words[line + signals.PROGRESS], state, stacks)
+            found[rank] = WorkerProgress(pid, words[line + signals.DONE], words[line + signals.PROGRESS], state, stacks)
         return found
 
     def memory(self) -> dict[int, int]:

@@ -15,7 +15,7 @@ from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import HEAD, STEPS, WRITING, WRITTEN
 
 
-class Held:
+class HeldBytes:
     """How many bytes the distinct storages take that a worker refers to, by handle or from a slot of the step that
     runs."""
 
@@ -71,7 +71,7 @@ class Held:
 class CountedValues(dict[int, Any]):
     """A worker's values by handle, of which `held` keeps count."""
 
-    def __init__(self, values: dict[int, Any], held: Held) -> None:
+    def __init__(self, values: dict[int, Any], held: HeldBytes) -> None:
         super().__init__(values)
         self._held = held
         for value in values.values():
@@ -100,7 +100,7 @@ class Tracer:
     ) -> None:
         self.clock = clock
         self.fd = fd
-        self.held = Held()
+        self.held = HeldBytes()
         self.memory = memory
         self._waited = waited
         self._room = len(memory) - HEAD

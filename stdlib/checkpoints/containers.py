@@ -126,7 +126,7 @@ def _central(name: str, at: int, crc: int, size: int) -> bytes:
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredTensor:
     """A tensor in a container that anybody wrote: where in the file its first element is, and how the rest lies."""
 
     offset: int
@@ -178,7 +178,7 @@ class _Layout(pickle.Unpickler):
         return pid
 
 
-def find(file: IO[bytes], start: int, length: int) -> Found | None:
+def find(file: IO[bytes], start: int, length: int) -> StoredTensor | None:
     """The tensor in the container that stands there; None where it is no plain one of an uncompressed container. Raises
     zipfile.BadZipFile."""
     with zipfile.ZipFile(_Slice(file, start, length)) as container:
@@ -196,8 +196,8 @@ def find(file: IO[bytes], start: int, length: int) -> Found | None:
     fields = _LOCAL.unpack(file.read(_LOCAL.size))
     elements = start + data.header_offset + _LOCAL.size + fields[-2] + fields[-1]
     if (sum((n - 1) * s for n, s in zip(size, strides, strict=True)) + offset + 1) * dtype.itemsize > data.file_size:
-        return None if prod(size) else Found(elements, dtype, tuple(size), tuple(strides))
-    return Found(elements + offset * dtype.itemsize, dtype, tuple(size), tuple(strides))
+        return None if prod(size) else StoredTensor(elements, dtype, tuple(size), tuple(strides))
+    return StoredTensor(elements + offset * dtype.itemsize, dtype, tuple(size), tuple(strides))
 
 
-__all__ = ["LARGEST", "Container", "Found", "find"]
+__all__ = ["LARGEST", "Container", "StoredTensor", "find"]

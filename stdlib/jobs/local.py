@@ -20,7 +20,7 @@ from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.hosts import hosts as attach_hosts
 from monarch.runtime.actors.meshes import this_host
-from monarch.stdlib.jobs.asked import meshes_of
+from monarch.stdlib.jobs.arguments import meshes_of
 from monarch.stdlib.jobs.job import JobState, JobTrait
 
 COMMAND = "from monarch.compiler.cli.hosts import main; main()"

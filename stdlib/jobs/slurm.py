@@ -17,7 +17,7 @@ from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.hosts import hosts as attach_hosts
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.runtime.control.certificates import CONTROLLER
-from monarch.stdlib.jobs.asked import meshes_of, port_of, seconds_of
+from monarch.stdlib.jobs.arguments import meshes_of, port_of, seconds_of
 from monarch.stdlib.jobs.job import JobState, JobTrait
 from monarch.stdlib.jobs.local import COMMAND
 

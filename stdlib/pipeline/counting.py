@@ -21,8 +21,8 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import ProgramError, Source
 from monarch.language.recorder.recording import outside_programs
 from monarch.language.source import raised_at, user_source
-from monarch.stdlib.pipeline.apart import Apart, Ends, made_up, tensors_of
-from monarch.stdlib.pipeline.fresh import Computing, Result, same, same_by_rows
+from monarch.stdlib.pipeline.dry_run import Diverged, DryRun, made_up, tensors_of
+from monarch.stdlib.pipeline.rowless import Computing, Result, same, same_by_rows
 
 _BY_SIZE = frozenset(
     (
@@ -91,7 +91,7 @@ class Unseen:
     source: Source | None
 
 
-class _Noting(Apart):
+class _Noting(DryRun):
     """Notes what is called."""
 
     def __init__(self, device: str, counts: Counts, whole: bool) -> None:
@@ -113,7 +113,7 @@ class _Noting(Apart):
         own = counts.calls[number] if number < len(counts.calls) else None
         if own is None or own.func is not call.func or len(own.numbers) != len(call.numbers):
             counts.ends = number, call.name, user_source()
-            raise Ends
+            raise Diverged
         counts.results.append(call.results)
         several = (zip(a, b, strict=False) for a, b in zip(own.results, call.results, strict=False))
         if call.name in _BY_SIZE or any(sum(a != b for a, b in sizes) > 1 for sizes in several):
@@ -159,14 +159,14 @@ def counts_of(
     first = next((each.shape[0] for each in tensors_of(given) if each.ndim), 0)
     own, whole = rows[0], sum(rows)
 
-    def ran(count: int, device: str, mode: Apart) -> Unseen | None:
+    def ran(count: int, device: str, mode: DryRun) -> Unseen | None:
         try:
             with undone(), outside_programs(without_data=True), torch.random.fork_rng(devices=()), torch.device(device):
                 args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, count, first, device), given)
                 with warnings.catch_warnings(), mode:
                     warnings.simplefilter("ignore")
                     run(*args, **kwargs)
-        except Ends:
+        except Diverged:
             pass
         except Exception as error:  # any code of the user's, which need not run apart from the program
             return Unseen(f"{type(error).__name__}: {error}", raised_at(error))

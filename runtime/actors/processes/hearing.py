@@ -131,7 +131,7 @@ class Hearing:
         return asked.future
 
 
-class Held:
+class HeldAnswers:
     """The answers to whose call an actor died of, until its owner knows. From any thread."""
 
     def __init__(self, process: Process, actor: str) -> None:

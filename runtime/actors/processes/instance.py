@@ -37,7 +37,7 @@ from monarch.runtime.actors.messages.protocol import CALL, Head, Owner, ReplyTo
 from monarch.runtime.actors.processes.circles import awaited_by, awaited_in, frame_of
 from monarch.runtime.actors.processes.current import Context, running
 from monarch.runtime.actors.processes.exits import Abandoned, End, end_thread
-from monarch.runtime.actors.processes.hearing import Held
+from monarch.runtime.actors.processes.hearing import HeldAnswers
 from monarch.runtime.actors.processes.identity import Instance
 from monarch.runtime.actors.processes.mailbox import Mailbox, Stop
 from monarch.runtime.actors.processes.ownership import Cleaned, Ends, Supervised
@@ -79,7 +79,7 @@ class LocalActor:
         self._rouse: Callable[[], object] = self._awake.release
         self._alone = False
         self._stops: list[ReplyTo] | None = []
-        self._killed = Held(process, actor_id)
+        self._killed = HeldAnswers(process, actor_id)
         """Whose call the actor died of."""
         self._aborted = False
         self._alert: Callable[[], object] = lambda: None

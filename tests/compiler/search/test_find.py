@@ -20,7 +20,7 @@ from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.search import find
 from monarch.compiler.search.find import FOUND, WRITTEN, find_layouts
-from monarch.compiler.search.layouts import Found, written
+from monarch.compiler.search.layouts import FoundLayouts, written
 from monarch.compiler.text import parse_graph, parse_layout
 from monarch.compiler.types import MeshSpec
 from monarch.language import Mesh
@@ -151,7 +151,7 @@ def test_graphs_with_loops_are_refused() -> None:
 
 def test_layouts_of_nothing_change_nothing() -> None:
     graph = parse_graph(BOUND)
-    assert str(Found().on(graph)) == str(graph)
+    assert str(FoundLayouts().on(graph)) == str(graph)
 
 
 def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
@@ -164,7 +164,7 @@ def test_the_solver_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
 def test_why_tells_what_was_found_from_what_the_user_said() -> None:
     graph = parse_graph(BOUND)
     answer = find_layouts(graph, CPU, bound=frozenset(["w"]))
-    found = Found({"v": parse_layout("[@a, -]")}, {}, {"h": parse_layout("[@a, -]")})
+    found = FoundLayouts({"v": parse_layout("[@a, -]")}, {}, {"h": parse_layout("[@a, -]")})
     plan = compile_graph(found.on(graph), report=True)
     assert "the layouts found put state 'v' so: [@a, -]" in str(explain(plan, "v"))
     assert "the layout that state 'w' was given" in str(explain(plan, "w"))

@@ -10,7 +10,7 @@ from torch import nn
 
 from monarch.compiler.cost.cluster import load_cluster
 from monarch.compiler.graph import Graph
-from monarch.compiler.search.layouts import Found, layouts_of
+from monarch.compiler.search.layouts import FoundLayouts, layouts_of
 from monarch.compiler.search.prepare import prepare
 from monarch.compiler.search.problem import Problem
 from monarch.compiler.search.sequence import Search
@@ -36,7 +36,7 @@ def step_of(model: nn.Module, mesh: Mesh, *shape: int) -> Graph:
     return program(step, mesh=mesh).trace(torch.zeros(shape, device="meta")).graph
 
 
-def search(graph: Graph, weights: float | None = None) -> tuple[Found, str]:
+def search(graph: Graph, weights: float | None = None) -> tuple[FoundLayouts, str]:
     """Layouts and why, where a worker holds at most this part of the weights, and besides what it does with the
     cheapest."""
     problem = Problem(prepare(graph), H100)

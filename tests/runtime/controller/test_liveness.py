@@ -18,7 +18,7 @@ from monarch.runtime.controller import liveness
 from monarch.runtime.controller.executor import MeshExecutor, start_local
 from monarch.runtime.controller.liveness import TICK_SECONDS, Stall, behind, report
 from monarch.runtime.controller.state import ControllerState, Step
-from monarch.runtime.processes.looking import Seen
+from monarch.runtime.processes.looking import WorkerProgress
 from tests.runtime.actors.agents import TOKEN, hosts_here
 from tests.runtime.building import Building, each
 from tests.runtime.processes.test_processes import all_reduces, keep_busy
@@ -83,10 +83,10 @@ def test_time_in_which_the_program_did_not_run_does_not_count() -> None:
 def test_those_behind_have_not_arrived() -> None:
     step = 7 << 24
     seen = {
-        0: Seen(10, 7, step | 6, "S", "thread 'worker 0': in all_reduce (train.py:12)\n"),
-        1: Seen(11, 7, step | 4, "T", ""),
-        2: Seen(12, 7, step | 6, "S", "thread 'worker 2': in all_reduce (train.py:12)\n"),
-        3: Seen(13, 7, step | 4, "R", "thread 'worker 3': in aten.mm (train.py:11)\n  File ..."),
+        0: WorkerProgress(10, 7, step | 6, "S", "thread 'worker 0': in all_reduce (train.py:12)\n"),
+        1: WorkerProgress(11, 7, step | 4, "T", ""),
+        2: WorkerProgress(12, 7, step | 6, "S", "thread 'worker 2': in all_reduce (train.py:12)\n"),
+        3: WorkerProgress(13, 7, step | 4, "R", "thread 'worker 3': in aten.mm (train.py:11)\n  File ..."),
     }
     assert behind(seen) == [1, 3]
     made = Step("train")

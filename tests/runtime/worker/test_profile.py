@@ -25,7 +25,7 @@ from monarch.runtime.shared import wire
 from monarch.runtime.shared.measured import HEAD, STEPS, records
 from monarch.runtime.worker.frame import Frame
 from monarch.runtime.worker.messages import Buffer
-from monarch.runtime.worker.tracing import CountedValues, Held, Tracer
+from monarch.runtime.worker.tracing import CountedValues, HeldBytes, Tracer
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import executor_on
 from tests.runtime.controller.test_failures import fail_where
@@ -54,7 +54,7 @@ def storages(*values: object) -> int:
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from(["new", "view", "share", "list", "none", "pop"]))))
 def test_bytes_held_are_those_of_the_distinct_storages(doings: list[tuple[int, str]]) -> None:
-    held = Held()
+    held = HeldBytes()
     first: dict[int, object] = {0: torch.zeros(3)}
     values = CountedValues(first, held)
     slots: dict[int, object] = {}

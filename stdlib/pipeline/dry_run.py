@@ -19,7 +19,7 @@ _NO_CALLS = (torch._C._set_grad_enabled, torch.device)
 """Functions that a device or PyTorch's own modules call, and that compute nothing."""
 
 
-class Ends(Exception):
+class Diverged(Exception):
     """The model calls other functions from here on."""
 
 
@@ -27,7 +27,7 @@ class TooLarge(Exception):
     """What a model computes is too large to be tried out on numbers."""
 
 
-class Apart(TorchFunctionMode):
+class DryRun(TorchFunctionMode):
     """Runs what is called on a device that is no mesh, and tells `called` of each call."""
 
     def __init__(self, device: str) -> None:

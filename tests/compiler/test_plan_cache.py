@@ -12,10 +12,10 @@ import torch
 from monarch.compiler.config import settings
 from monarch.compiler.execution.events import Log, subscribe
 from monarch.compiler.graph import Graph
-from monarch.compiler.kept import compile_kept
 from monarch.compiler.ops.record import records_kept
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.plan.file import hash_of
+from monarch.compiler.plan_cache import compile_kept
 from monarch.compiler.rules import sharding_rule
 from monarch.compiler.text import parse_graph
 from monarch.config import configured

@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from monarch.compiler.errors import Source
 from monarch.language.source import user_source
-from monarch.stdlib.pipeline.apart import MOST, Apart, Ends, made_up, tensors_of
+from monarch.stdlib.pipeline.dry_run import MOST, Diverged, DryRun, made_up, tensors_of
 
 Values = list[torch.Tensor | None]
 """Numbers of tensors; None where they are drawn, too many, or not to be had."""
@@ -39,7 +39,7 @@ class _Fresh:
     counted: bool
 
 
-class Computing(Apart):
+class Computing(DryRun):
     """Computes, beside what the model calls, what follows from no row."""
 
     def __init__(self, device: str, results: Sequence[Sequence[Result]]) -> None:
@@ -59,7 +59,7 @@ class Computing(Apart):
     def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         number, self._next = self._next, self._next + 1
         if number >= len(self._results):
-            raise Ends
+            raise Diverged
         given, made, known = tensors_of((args, kwargs)), tensors_of(result), self._results[number]
         fresh = [self._fresh[each] for each in given if each in self._fresh]
         counted = [each for each in fresh if each.counted]
