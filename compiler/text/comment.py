@@ -1,5 +1,6 @@
 """Where a value comes from, as the comment at the end of its line: `# train.py:12:9-14 backward in "blocks.0"; why`.
-For a line of a library `# llama.py:80:9-14 from train.py:12:5-9`, with the line that called it.
+For a line of a library `# llama.py:80:9-14 from train.py:12:5-9`, with the line that called it. An op of a pipeline's
+step names its microbatch and stage before the reason: `# train.py:12 backward of microbatch 2, stage 1; why`.
 
 Every part may be missing: `# train.py:12`, `# backward`, `# ; the loss is whole on every worker`. A comment of another
 form is the writer's own and is skipped.
@@ -21,7 +22,8 @@ _PLACE = rf"(?:{_STRING}|[^\s\":;]+):\d+(?::\d+(?:-\d+)?)?"
 _PARTS = re.compile(rf"(?P<file>{_STRING}|[^\s\":;]+):(?P<line>\d+)(?::(?P<column>\d+)(?:-(?P<end>\d+))?)?", re.ASCII)
 _COMMENT = re.compile(
     rf"# ?(?:(?P<place>{_PLACE})(?: from (?P<caller>{_PLACE}))?)?"
-    rf"(?P<backward>(?:(?<=# )|(?<!#) )backward)?(?:(?:(?<=# )|(?<!#) )in (?P<module>{_STRING}))?(?:; (?P<why>.*))?",
+    rf"(?P<backward>(?:(?<=# )|(?<!#) )backward)?(?:(?:(?<=# )|(?<!#) )in (?P<module>{_STRING}))?"
+    r"(?:(?:(?<=# )|(?<!#) )of (?P<task>microbatch \d+, stage \d+|microbatch \d+|stage \d+))?(?:; (?P<why>.*))?",
     re.ASCII,
 )
 _PLAIN_FILE = re.compile(r"[^\s\":;]+")
@@ -39,6 +41,9 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: b
         parts.append("backward")
     if modules and of.module:
         parts.append(f"in {json.dumps(of.module)}")
+    task = [f"{name} {at}" for name, at in (("microbatch", of.microbatch), ("stage", of.stage)) if at is not None]
+    if modules and task:
+        parts.append(f"of {', '.join(task)}")
     text = " ".join(parts)
     if why and (reason := meta.get("why")):
         plain = reason.isprintable() and reason == reason.strip() and not reason.startswith('"')
@@ -74,7 +79,10 @@ def parse_comment(text: str) -> dict[str, Any]:
         if place := match["place"]:
             source = _parse_place(place, _parse_place(match["caller"]) if match["caller"] else None)
         module = json.loads(match["module"]) if match["module"] else ""
-        found = Provenance(source, module, bool(match["backward"]))
+        task = {name: int(at) for name, at in re.findall(r"(\w+) (\d+)", match["task"] or "", re.ASCII)}
+        found = Provenance(
+            source, module, bool(match["backward"]), microbatch=task.get("microbatch"), stage=task.get("stage")
+        )
         if found != UNKNOWN:
             meta["provenance"] = found
         if why := match["why"]:

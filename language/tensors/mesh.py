@@ -244,6 +244,9 @@ class Mesh(MeshAlgebra):
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
+        return self  # its workers are one: what is copied with it, such as a model's attribute, is on the same
+
     def __repr__(self) -> str:
         dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
         part = "" if self._is_whole else f"workers={self.ranks} of {self._workers.spec.workers}"

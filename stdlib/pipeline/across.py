@@ -144,7 +144,7 @@ class Across(TorchFunctionMode):
 
     def enter(self, module: nn.Module, args: Any) -> Any:
         """Before a module's forward pass."""
-        stage = self.pipe.stages.enters.get(id(module))
+        stage = self.pipe.stages.enters.get(module)
         if stage is None:
             return None
         self.at(stage)

@@ -19,8 +19,8 @@ class Stages:
 
     `count`   how many there are
     `of`      the stage of each parameter and buffer, by its name
-    `enters`  the stage of each module that its inputs are brought to, by the module's id: modules that have parameters
-              or buffers, all of one stage, and those by which the model was cut
+    `enters`  the stage of each module that its inputs are brought to: modules that have parameters or buffers, all of
+              one stage, and those by which the model was cut. A deep copy has those of the copied model
     """
 
     def __init__(self, model: nn.Module, cuts: Sequence[str]) -> None:
@@ -52,12 +52,12 @@ class Stages:
             at[name] = stage
             for key in (*module._parameters, *module._buffers):
                 self.of[f"{name}.{key}" if name else key] = stage
-        self.enters: dict[int, int] = {}
+        self.enters: dict[nn.Module, int] = {}
         for name, module in names.items():
             inside = {at[each] for each in names if each == name or not name or each.startswith(f"{name}.")}
             holds = any(True for _ in (*module.parameters(), *module.buffers()))
             if len(inside) == 1 and (holds or name in cuts):
-                self.enters[id(module)] = at[name]
+                self.enters[module] = at[name]
 
 
 def balanced(model: nn.Module, count: int, cost: Cost | None = None) -> list[str]:

@@ -99,7 +99,7 @@ def pipeline(
         )
     costs = None
     if ran is not None:
-        found = ran.seconds(stages.enters)
+        found = ran.seconds({id(module): stage for module, stage in stages.enters.items()})
         costs = tuple([found.get(stage, 0.0) for stage in range(stages.count)])
     meshes = [mesh.slice(**{mesh_dim: at}) for at in range(groups)]
     homes = {name: meshes[stage % groups] for name, stage in stages.of.items()}

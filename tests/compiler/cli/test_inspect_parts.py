@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from monarch.compiler.errors import MonarchError
+from monarch.compiler.graph import provenance
 from monarch.compiler.inspect.inspection import Inspection
 from monarch.compiler.inspect.page import page
+from monarch.compiler.pipeline import compile_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.file import load_plan
 from monarch.compiler.plan.report import peak
+from monarch.compiler.report import traced_graph
 from tests.compiler.cli.conftest import Run
 
 PROGRAM = """\
@@ -165,3 +168,15 @@ def test_a_pipelines_timetable_and_what_each_stage_costs(folder: Path, monarchc:
     assert re.search(
         r"^pipe0\nby stage(.|\n)*^  stage 0 (.|\n)*^pipe1\nby stage(.|\n)*^  stage 1 ", by_stage, re.MULTILINE
     )
+
+
+def test_passes_that_run_again_know_a_pipelines_microbatches(folder: Path, monarchc: Run) -> None:
+    sharded = PIPELINE.replace("(pipe=2)", "(pipe=2, data=2)").replace("f32[1024, 8]", "f32[1024@data, 8]")
+    (folder / "pipe.py").write_text(sharded)
+    monarchc("compile", "pipe.py:step", "-o", "pipe.mplan")
+    plan = load_plan("pipe.mplan")
+    traced = traced_graph(plan)
+    tasks = {(provenance(node).microbatch, provenance(node).stage) for node in traced.calls}
+    assert {(microbatch, stage) for microbatch in range(4) for stage in range(2)} <= tasks
+    assert compile_graph(traced, plan.options, report=True).graph == plan.graph
+    assert "of microbatch 3, stage 1" in monarchc("inspect", "pipe.mplan", "--after", "trace").out

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from monarch.compiler.errors import Source
@@ -27,6 +29,13 @@ IN = Source("/lib/llama.py", 80, 5, 7, AT)
             "it",
             '# /lib/llama.py:80:5-7 from /home/me/train.py:12:9-14 backward in "up"; it',
         ),
+        (
+            Provenance(AT, "up", True, microbatch=2, stage=0),
+            "it",
+            '# /home/me/train.py:12:9-14 backward in "up" of microbatch 2, stage 0; it',
+        ),
+        (Provenance(AT, microbatch=0), "", "# /home/me/train.py:12:9-14 of microbatch 0"),
+        (Provenance(stage=1), "", "# of stage 1"),
         (Provenance(), "", ""),
     ],
 )
@@ -34,7 +43,7 @@ def test_comments_with_modules(of: Provenance, why: str, text: str) -> None:
     meta = {"provenance": of, "why": why}
     assert print_comment(meta, paths=True, why=True, modules=True) == text
     assert parse_comment(text) == {key: value for key, value in meta.items() if value not in ("", Provenance())}
-    assert " in " not in print_comment({**meta, "why": ""}, paths=True, why=True)
+    assert not re.search(r" in | of ", print_comment({**meta, "why": ""}, paths=True, why=True))
 
 
 @pytest.mark.parametrize(
@@ -44,6 +53,8 @@ def test_comments_with_modules(of: Provenance, why: str, text: str) -> None:
         "# a.py:1 from",
         "# from a.py:1",
         "# in blocks",
+        "# of all",
+        "# of stage 1, microbatch 2",
         '# within "x"',
         '# in "x" and "y"',
         '# in "\\q"',

@@ -3,6 +3,7 @@ line, no mesh keeps anything of the step, and all go on."""
 
 from __future__ import annotations
 
+import copy
 import os
 import signal
 import threading
@@ -121,6 +122,84 @@ def test_ctrl_c_while_a_stage_stands_still(run: Run, stage: int) -> None:
         with pytest.raises(KeyboardInterrupt):  # whether it comes while the step is given or while it is waited for
             run.step().item()
     assert run.step().isfinite().item()
+
+
+@torch.library.custom_op("tests_of_pipelines::limited", mutates_args=())
+def limited(x: torch.Tensor) -> torch.Tensor:
+    if x.max() > 50:
+        raise ValueError("more than 50")
+    return x.clone()
+
+
+limited.register_fake(torch.empty_like)
+limited.register_autograd(lambda context, gradient: gradient)  # type: ignore[no-untyped-call]
+monarch.sharding_rule("tests_of_pipelines.limited", "... -> ...")
+
+
+class Stage(nn.Module):
+    """Looks up what one column of integers says, and adds a column of numbers that are at most 50."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table = nn.Linear(6, 6), nn.Embedding(5, 6)
+
+    def forward(self, h: Any, at: Any, added: Any) -> Any:
+        return torch.tanh(self.linear(h)) + self.table(at) + limited(added)[:, None]
+
+
+class Failing(nn.Module):
+    def __init__(self, stages: int) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList([Stage() for _ in range(stages)])
+
+    def forward(self, x: Any, at: Any, added: Any) -> Any:
+        for number, stage in enumerate(self.stages):
+            x = stage(x, at[:, number], added[:, number])
+        return x
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero-bubble"])
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("kind", ["IndexError", "ValueError"])
+@pytest.mark.parametrize("done", [0, 2])
+def test_rows_that_fail_in_a_stage_at_the_first_call_and_later(schedule: str, stage: int, kind: str, done: int) -> None:
+    count = 4 if schedule == "interleaved" else 2
+    torch.manual_seed(0)
+    model = Failing(count)
+    good = torch.randn(8, 6), torch.randint(0, 5, (8, count)), torch.rand(8, count)
+    bad = tuple(each.clone() for each in good)
+    bad[1 if kind == "IndexError" else 2][5, stage] = 99
+    with Mesh(pipe=2) as mesh:
+        cuts = [f"stages.{at}" for at in range(1, count)]
+        pipe = pipeline(copy.deepcopy(model), mesh, microbatches=2, schedule=schedule, split_at=cuts, layouts={})
+        ours, theirs = (torch.optim.Adam(each.parameters(), lr=0.1) for each in (pipe, model))
+
+        @monarch.program
+        def step(x: Any, at: Any, added: Any) -> Any:
+            ours.zero_grad()
+            loss = pipe.step(x, at, added, target=x, loss_fn=F.mse_loss)
+            ours.step()
+            return loss
+
+        def both() -> None:
+            theirs.zero_grad()
+            wanted = F.mse_loss(model(*good), good[0])
+            wanted.backward()
+            theirs.step()
+            torch.testing.assert_close(step(*good).full_tensor(), wanted.detach())
+
+        for _ in range(done):
+            both()
+        with pytest.raises(DeviceMeshError, match=rf"worker pipe={stage} failed in (.|\n)*{kind}") as raised:
+            step(*bad).item()
+        assert raised.value.source is not None and raised.value.source.file.endswith("test_failing.py")
+        for part in range(2):
+            assert torch.equal(monarch.distribute(X, mesh.slice(pipe=part)).full_tensor(), X)
+        both()
+        both()
+        for found, wanted in zip(pipe.parameters(), model.parameters(), strict=True):
+            torch.testing.assert_close(found.full_tensor(), wanted.detach())  # type: ignore[attr-defined]
 
 
 @pytest.mark.sample()

@@ -90,6 +90,18 @@ def test_weights_of_several_meshes_are_averaged() -> None:
     check(Blocks(), averages=True)
 
 
+def test_a_copied_pipeline_is_in_the_same_stages_and_an_average_of_it_is_one() -> None:
+    x = torch.randn(8, 6)
+    with partitioned_mesh(pipe=2) as mesh:
+        model = Blocks()
+        pipe = pipeline(copy.deepcopy(model), mesh, microbatches=2, layouts={})
+        average = swa_utils.AveragedModel(pipe)
+        assert [*average.module.stages.enters.values()] == [*pipe.stages.enters.values()]
+        assert set(average.module.stages.enters) < set(average.modules())
+        step = monarch.program(lambda x: average.module.step(x, target=x, loss_fn=F.mse_loss))
+        torch.testing.assert_close(step(x).full_tensor(), F.mse_loss(model(x), x).detach())
+
+
 def test_steps_by_lists_of_tensors_and_counters_made_with_the_optimizer() -> None:
     check(Blocks(), lambda parameters: torch.optim.Adagrad(parameters, lr=0.1, lr_decay=0.1))
 
