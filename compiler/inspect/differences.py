@@ -46,7 +46,7 @@ class Changed:
 
 
 @dataclass(frozen=True)
-class Moved:
+class OpChange:
     """Ops that only one of the plans has: `sign` is "-" for the first and "+" for the second, whose names `values` are.
     `over` has a collective's mesh dims, `bytes` what a worker sends."""
 
@@ -72,7 +72,7 @@ class Differences:
     collectives: dict[str, tuple[tuple[int, int], tuple[int, int]]] = field(default_factory=dict)
     kernels: dict[str, tuple[int, int]] = field(default_factory=dict)
     layouts: tuple[Changed, ...] = ()
-    ops: tuple[Moved, ...] = ()
+    ops: tuple[OpChange, ...] = ()
 
     @property
     def any(self) -> bool:
@@ -164,12 +164,12 @@ def _layouts(plan: Plan, pairs: Iterable[tuple[ReportedValue, ReportedValue]]) -
     )
 
 
-def _moved(sign: str, plan: Plan, values: Iterable[ReportedValue]) -> list[Moved]:
+def _moved(sign: str, plan: Plan, values: Iterable[ReportedValue]) -> list[OpChange]:
     found: dict[tuple[str, str, str, str], list[ReportedValue]] = {}
     for value in values:
         found.setdefault((_op(plan, value), _over(value), where(plan, value), value.module), []).append(value)
     made = [
-        Moved(sign, *key, group[0].why, sum(value.sent for value in group), tuple(value.name for value in group))
+        OpChange(sign, *key, group[0].why, sum(value.sent for value in group), tuple(value.name for value in group))
         for key, group in found.items()
     ]
     return sorted(made, key=lambda entry: -entry.bytes)

@@ -125,63 +125,65 @@ def check_binaries(plan: Plan, fail: Callable[[str], NoReturn]) -> None:
             if isinstance(kernel, TemplateCall):
                 _check_call(kernel, plan)
                 if any(taken.setdefault(at, binary.kernel) != binary.kernel for at in kernel.instructions):
-                    raise _Wrong("another template runs one of its instructions")
+                    raise _Malformed("another template runs one of its instructions")
             _check(binary, kernel, plan.target)
-        except _Wrong as wrong:
+        except _Malformed as wrong:
             fail(f"the machine code of kernel {kernel.name} cannot be used: {wrong}")
 
 
-class _Wrong(Exception):
+class _Malformed(Exception):
     pass
 
 
 def _check_call(call: TemplateCall, plan: Plan) -> None:
     if not _NAME.fullmatch(call.name) or len(call.why) > _MOST_TEXT:
-        raise _Wrong("the name or reason of a template is none")
+        raise _Malformed("the name or reason of a template is none")
     if not call.instructions:
-        raise _Wrong("it runs no instruction")
+        raise _Malformed("it runs no instruction")
     for at in call.instructions:
         if not _whole(at, 0, len(plan.instructions) - 1) or not plan.instructions[at].op.startswith("aten."):
-            raise _Wrong(f"instruction {at!a:.40} is no call of ATen's")
+            raise _Malformed(f"instruction {at!a:.40} is no call of ATen's")
         instruction = plan.instructions[at]
         given = [each for each in (*instruction.args, *instruction.kwargs.values()) if isinstance(each, Slot)]
         if len(given) != len(call.inputs):
-            raise _Wrong(f"instruction {at} takes {len(given)} tensors")
+            raise _Malformed(f"instruction {at} takes {len(given)} tensors")
     for buffer in (*call.inputs, *call.outputs):
         if len(buffer.shape) != len(buffer.strides) or buffer.extent > _MOST_SCRATCH or buffer.numel > _MOST_SCRATCH:
-            raise _Wrong("a tensor of it is none, or too large")
+            raise _Malformed("a tensor of it is none, or too large")
 
 
 def _check(binary: KernelBinary, kernel: Kernel | TemplateCall, target: str) -> None:
     if not binary.launches:
-        raise _Wrong("it has no launches")
+        raise _Malformed("it has no launches")
     if len(binary.variant) > _MOST_TEXT or not 0 <= binary.seconds < math.inf:
-        raise _Wrong("its variant or its time is none")
+        raise _Malformed("its variant or its time is none")
     known = load("monarch.compiler.types:DTYPE_NAMES")
     for dtype, numel in binary.scratch:
         if dtype not in known or not _whole(numel, 1, _MOST_SCRATCH):
-            raise _Wrong(f"it wants scratch for {numel!a:.40} elements")
+            raise _Malformed(f"it wants scratch for {numel!a:.40} elements")
     if any(not isinstance(text, str) or len(text) > _MOST_TEXT for text in binary.gathers):
-        raise _Wrong("the text of a gather is no text, or too long")
+        raise _Malformed("the text of a gather is no text, or too long")
     sizes = {"a": len(kernel.inputs), "b": len(kernel.outputs), "s": len(binary.scratch)}
     for launch in binary.launches:
         names = [launch.function, *(name for name, _ in launch.constants)]
         if any(not isinstance(name, str) or not _NAME.fullmatch(name) for name in names):
-            raise _Wrong("a name is no identifier")
+            raise _Malformed("a name is no identifier")
         if any(type(value) is not int for _, value in launch.constants):
-            raise _Wrong("a constant is no whole number")
+            raise _Malformed("a constant is no whole number")
         for programs, most in zip(launch.grid, (2**31 - 1, 65535, 65535), strict=True):
             if not _whole(programs, 1, most):
-                raise _Wrong(f"it launches {programs!a:.40} programs")
+                raise _Malformed(f"it launches {programs!a:.40} programs")
         if launch.warps not in (1, 2, 4, 8, 16, 32) or not _whole(launch.shared_bytes, 0, _MOST_SHARED):
-            raise _Wrong(f"it wants {launch.warps!a:.40} warps and {launch.shared_bytes!a:.40} bytes of shared memory")
+            raise _Malformed(
+                f"it wants {launch.warps!a:.40} warps and {launch.shared_bytes!a:.40} bytes of shared memory"
+            )
         for argument in launch.arguments:
             match = _ARGUMENT.fullmatch(argument) if isinstance(argument, str) else None
             known = argument == "error" or (match is not None and int(match[2]) < sizes[match[1]])
             if not known:
-                raise _Wrong(f"it takes the argument {argument!a:.40}, which there is not")
+                raise _Malformed(f"it takes the argument {argument!a:.40}, which there is not")
         if _machine(launch.binary) != next(code for name, code in _MACHINES.items() if target.startswith(name)):
-            raise _Wrong(f"it is not for {target}")
+            raise _Malformed(f"it is not for {target}")
 
 
 def _whole(value: Any, low: int, high: int) -> bool:

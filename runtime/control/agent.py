@@ -22,10 +22,10 @@ from monarch.runtime.control.connections import Connections
 from monarch.runtime.control.handshake import (
     Agreed,
     HostHandshake,
+    NoSuchSession,
     Refused,
     Release,
     Session,
-    SessionOver,
     VersionsDiffer,
 )
 from monarch.runtime.control.host_info import describe, release
@@ -178,7 +178,7 @@ class Agent:
         except VersionsDiffer as error:
             log.warning("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        except SessionOver as error:
+        except NoSuchSession as error:
             log.info("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.NOT_FOUND, str(error))
         except Refused as error:
@@ -228,16 +228,16 @@ class Agent:
         return handshake
 
     def _find(self, name: bytes) -> Session:
-        """Raises SessionOver."""
+        """Raises NoSuchSession."""
         session = self.sessions.get(name)
         if session is not None and session.ends is None:
             return session.known
         if reason := self._given_up.get(name):
-            raise SessionOver(f"the host has given this controller up: {reason}")
-        raise SessionOver("the session is over")
+            raise NoSuchSession(f"the host has given this controller up: {reason}")
+        raise NoSuchSession("the session is over")
 
     def _session(self, handshake: HostHandshake, peer: str) -> _Session:
-        """The session of a connection, which may have had others before. Raises SessionOver."""
+        """The session of a connection, which may have had others before. Raises NoSuchSession."""
         if not handshake.session.name:
             return _Session(self, handshake.session, peer)
         self._find(handshake.session.name)

@@ -36,7 +36,7 @@ class Unreachable(Exception):
     """A host that no stream could be opened to; the text says why."""
 
 
-class Gone(Unreachable):
+class PeerGone(Unreachable):
     """Nobody is there who knows of a session that is to go on: nothing listens, or who does has another."""
 
 
@@ -73,13 +73,13 @@ async def reconnect(
     address: str, security: Security, own: Release, session: Session, taken: int, until: float, why: str
 ) -> Connection:
     """Another connection for a session of which so many frames were taken, before the loop's clock says `until`. Raises
-    Unreachable with `why` the last one ended, or else Gone."""
+    Unreachable with `why` the last one ended, or else PeerGone."""
     loop, pauses = asyncio.get_running_loop(), iter(_PAUSES)
     while (left := until - loop.time()) > 0:
         try:
             return await _connect(address, security, own, min(left, limits.CONNECT_SECONDS), session, taken)
-        except Gone as error:
-            raise Gone(f"{why}; {error}") from None
+        except PeerGone as error:
+            raise PeerGone(f"{why}; {error}") from None
         except Unreachable:
             await asyncio.sleep(min(left, next(pauses, _PAUSES[-1])))
     raise Unreachable(why)
@@ -118,10 +118,10 @@ async def _connect(
     except TimeoutError:
         raise Unreachable(f"no answer within {timeout:g} s") from None
     except (Refused, Malformed) as error:
-        raise Gone(str(error)) from None
+        raise PeerGone(str(error)) from None
     except (grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError) as error:
         text = why(error)
-        kind = Gone if _nobody_listens(error) else _Closed if text.startswith(_AT_ONCE) else Unreachable
+        kind = PeerGone if _nobody_listens(error) else _Closed if text.startswith(_AT_ONCE) else Unreachable
         raise kind(text) from None
     finally:
         if not opened:

@@ -42,7 +42,7 @@ class VersionsDiffer(Refused):
     """The two ends speak different versions of the protocol."""
 
 
-class SessionOver(Refused):
+class NoSuchSession(Refused):
     """A session is to go on that is over, or never was."""
 
 
@@ -156,7 +156,7 @@ class HostHandshake:
     """The end that listens. In this order: `challenge`, `check`, `finish`."""
 
     def __init__(self, secret: bytes, own: Release, find: Callable[[bytes], Session | None] | None = None) -> None:
-        """`find` gives the session of a name, if there is one, or raises SessionOver."""
+        """`find` gives the session of a name, if there is one, or raises NoSuchSession."""
         self._secret = secret
         self._own = own
         self._find = find
@@ -164,7 +164,7 @@ class HostHandshake:
         """The one that is to go on; without a name for a new one."""
 
     def challenge(self, hello: bytes) -> bytes:
-        """Raises SessionOver where a session is to go on that is not there."""
+        """Raises NoSuchSession where a session is to go on that is not there."""
         said = _read(hello, "hello")
         if said.protocol != self._own.protocol:
             raise VersionsDiffer(_versions("the controller", said, self._own))
@@ -172,7 +172,7 @@ class HostHandshake:
         if said.session:
             session = None if self._find is None else self._find(said.session)
             if session is None:
-                raise SessionOver("the session is over")
+                raise NoSuchSession("the session is over")
             self.session = session
             self._secret += session.key
         self._taken = said.taken

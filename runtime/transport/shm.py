@@ -139,7 +139,7 @@ class ShmTransport:
                     pass  # gone, and so is what it was doing
 
 
-class Reach:
+class RegionAccess:
     """How one region of the peer is reached."""
 
     kind = "stream"
@@ -209,7 +209,7 @@ class Reach:
             raise AccessRefused(f"region {self.number} was dropped by its owner while it was copied")
 
 
-class _FileReach(Reach):
+class _FileReach(RegionAccess):
     """A region in a file, mapped."""
 
     kind = "file"
@@ -264,7 +264,7 @@ class _FileReach(Reach):
         self._view = memoryview(b"")
 
 
-class _MemoryReach(Reach):
+class _MemoryReach(RegionAccess):
     """A region anywhere in the peer's memory."""
 
     kind = "memory"
@@ -298,8 +298,8 @@ class ShmLink(StreamLink):
         self._transport = transport
         self._pid = pid
         self._obstacle = obstacle
-        self.reaches: dict[str, Reach] = {}
-        self._found: dict[int, Reach] = {}
+        self.reaches: dict[str, RegionAccess] = {}
+        self._found: dict[int, RegionAccess] = {}
         self._asking = threading.Lock()
         # Where frames that store something may still be under way: what is done directly must not overtake them. A new
         # tuple for each, made once it is sent, so that who has waited for others takes nothing away.
@@ -404,7 +404,9 @@ class ShmLink(StreamLink):
             word.leave()
         return None
 
-    def _copy(self, reach: Reach, move: Callable[[int, memoryview], None], offset: int, view: memoryview) -> None:
+    def _copy(
+        self, reach: RegionAccess, move: Callable[[int, memoryview], None], offset: int, view: memoryview
+    ) -> None:
         reach.enter(offset, view.nbytes)
         try:
             move(offset, view)
@@ -448,7 +450,7 @@ class ShmLink(StreamLink):
 
     # -- reaching regions ------------------------------------------------------------------------------------------
 
-    def _reach(self, region: Region) -> Reach:
+    def _reach(self, region: Region) -> RegionAccess:
         reach = self.reaches.get(region.key)
         if reach is None or reach.number != region.number or reach.dropped:
             if self.loop.here():
@@ -460,7 +462,7 @@ class ShmLink(StreamLink):
                     reach = self._ask_for(region)
         return reach
 
-    def _ask_for(self, region: Region) -> Reach:
+    def _ask_for(self, region: Region) -> RegionAccess:
         work = self.work()
         self.tell({"open": region.number, "key": region.key, "work": work.number})
         work.wait()
@@ -530,16 +532,16 @@ class ShmLink(StreamLink):
         """At the owner: what the peer needs to reach memory of a device. Without anything it goes over the stream."""
         return {}
 
-    def _borrow(self, number: int, size: int, message: Mapping[str, Any]) -> Reach:
+    def _borrow(self, number: int, size: int, message: Mapping[str, Any]) -> RegionAccess:
         """What the owner's `_lend` is good for."""
-        return Reach(number, size)
+        return RegionAccess(number, size)
 
     def _opened(self, message: Mapping[str, Any], files: Sequence[int]) -> None:
         work = self._works.get(int(message["work"]))
         if work is None:
             return
         number, size, writable = int(message["opened"]), int(message["size"]), bool(message["writable"])
-        reach: Reach
+        reach: RegionAccess
         if files:
             try:
                 reach = _FileReach(number, files[0], int(message["offset"]), size, writable)
@@ -552,7 +554,7 @@ class ShmLink(StreamLink):
         elif self._obstacle is None:
             reach = _MemoryReach(number, size, self._pid, int(message["address"]), writable)
         else:
-            reach = Reach(number, size)
+            reach = RegionAccess(number, size)
         reach.words = message["words"] is True
         self._found[work.number] = reach
         self.reaches[str(message["key"])] = reach
@@ -567,7 +569,7 @@ class ShmLink(StreamLink):
                 return
         self.tell({"dropped": number, "work": work})
 
-    def _gone_from(self, reach: Reach, work: int) -> None:
+    def _gone_from(self, reach: RegionAccess, work: int) -> None:
         reach.free()
         self.tell({"dropped": reach.number, "work": work})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import subprocess
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,26 @@ def test_no_file_names_a_path_of_one_machine() -> None:
         if MACHINE_PATH.search(line)
     ]
     assert found == []
+
+
+SISTERS = {
+    "compiler/kernels": {"Function", "Schedule"},  # C++'s and Triton's
+    "runtime/transport": {"Completions", "Device", "Library", "MemoryRegion", "QueuePair"},  # two libraries of verbs
+    "stdlib/models": {"Attention", "Block"},  # each model's
+}
+"""Classes that are the same thing in several forms."""
+
+
+def test_a_class_is_the_only_one_of_its_name_in_its_folder() -> None:
+    """Of a Protocol there may be implementations that are called so, too."""
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in python_files("compiler", "language", "runtime", "stdlib"):
+        folder = "/".join(path.relative_to(ROOT).parts[:2])
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and "Protocol" not in map(ast.unparse, node.bases):
+                if node.name not in SISTERS.get(folder, ()):
+                    places[folder, node.name].append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    assert [at for at in places.values() if len(at) > 1] == []
 
 
 def test_the_environment_is_read_in_one_place() -> None:

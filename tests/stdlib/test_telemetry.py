@@ -24,7 +24,7 @@ from monarch.runtime.actors.messages.message import Payload
 from monarch.runtime.actors.messages.protocol import RECORD
 from monarch.runtime.actors.telemetry import recording
 from monarch.runtime.actors.telemetry.collecting import Collector
-from monarch.runtime.actors.telemetry.kept import Kept, Where
+from monarch.runtime.actors.telemetry.kept import HostTables, Where
 from monarch.runtime.actors.telemetry.recording import Bounds
 from monarch.stdlib.telemetry.exporters import Prometheus
 from monarch.telemetry import TelemetryConfig
@@ -222,13 +222,13 @@ def row(number: int) -> tuple[object, ...]:
     return number, "counter", f"metric {number}", 1.0, "", "{}", None
 
 
-def metrics(kept: Kept, after: int = 0) -> list[int]:
+def metrics(kept: HostTables, after: int = 0) -> list[int]:
     stream = kept.read(after)[1].get("metrics")
     return [] if stream is None else pyarrow.ipc.open_stream(stream).read_all()["timestamp_us"].to_pylist()
 
 
 def test_the_oldest_rows_go_when_there_are_too_many() -> None:
-    kept = Kept(Bounds(7 * 200_000, 0))
+    kept = HostTables(Bounds(7 * 200_000, 0))
     for first in range(0, 20_480, 1024):
         kept.add(Where("program", 1), lambda first=first: {"metrics": [row(first + at) for at in range(1024)]})
     found = metrics(kept)
@@ -240,7 +240,7 @@ def test_the_oldest_rows_go_when_there_are_too_many() -> None:
 def test_rows_that_are_too_old_go(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("monarch.runtime.actors.telemetry.kept.time.monotonic", lambda: now)
-    kept = Kept(Bounds(1 << 30, 60.0))
+    kept = HostTables(Bounds(1 << 30, 60.0))
     kept.add(Where("program", 1), lambda: {"metrics": [row(1)]})
     assert metrics(kept) == [1]
     now = 150.0
@@ -252,7 +252,7 @@ def test_rows_that_are_too_old_go(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_reader_can_ask_for_what_is_new() -> None:
-    kept = Kept(Bounds(1 << 20, 0))
+    kept = HostTables(Bounds(1 << 20, 0))
     kept.add(Where("program", 1), lambda: {"metrics": [row(1)]})
     newest, _ = kept.read()
     assert metrics(kept, newest) == []
@@ -262,7 +262,7 @@ def test_a_reader_can_ask_for_what_is_new() -> None:
 
 
 def test_rows_that_cannot_be_read_are_lost_alone(capfd: pytest.CaptureFixture[str]) -> None:
-    kept = Kept(Bounds(1 << 20, 0))
+    kept = HostTables(Bounds(1 << 20, 0))
     kept.add(Where("program", 1), lambda: {"metrics": [1 / 0]})
     kept.add(Where("program", 1), lambda: {"metrics": [row(2)]})
     assert metrics(kept) == [2]

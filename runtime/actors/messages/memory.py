@@ -75,7 +75,7 @@ class _File:
         os.close(self.fd)
 
 
-class Kept:
+class FilePool:
     """Files of this process that were sent, the oldest first: to be used again once their receivers are through."""
 
     def __init__(self) -> None:
@@ -105,15 +105,15 @@ class Kept:
             old.close()
 
 
-kept_files = Kept()
-_inherited: list[Kept] = []
+kept_files = FilePool()
+_inherited: list[FilePool] = []
 
 
 def _after_fork() -> None:
     """In a forked child the files are the parent's."""
     global kept_files
     _inherited.append(kept_files)
-    kept_files = Kept()
+    kept_files = FilePool()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -15,7 +15,7 @@ from monarch.runtime.actors.messages.protocol import FLUSH, RECORD, RECORDED, He
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.actors.telemetry import recording
-from monarch.runtime.actors.telemetry.kept import Kept, Read, Where
+from monarch.runtime.actors.telemetry.kept import HostTables, Read, Where
 from monarch.runtime.actors.telemetry.recording import Bounds
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _SECONDS = 5.0
 """How long a process may take to hand on its rows; a host may take twice as long."""
 
-_of_program: Kept | None = None
+_of_program: HostTables | None = None
 """What the program keeps for its own host, while telemetry is on."""
 
 
@@ -34,7 +34,7 @@ class Collector:
     def __init__(self, process: Process, recorded: Callable[[], list[str]]) -> None:
         self._process = process
         self._recorded = recorded
-        self._kept: Kept | None = None
+        self._kept: HostTables | None = None
         self._lacks: MonarchError | None = None
         process.handle(RECORD, self._on_record)
         process.handle(RECORDED, self._on_recorded)
@@ -63,7 +63,7 @@ class Collector:
         if kept is not None:
             kept.close()
 
-    def _here(self) -> Kept | None:
+    def _here(self) -> HostTables | None:
         return _of_program if self._process.group.root == self._process.address else self._kept
 
     def _on_record(self, sender: str, head: Head, payload: Payload) -> None:
@@ -71,7 +71,7 @@ class Collector:
         kept = self._here()
         if kept is None and self._process.group.root != self._process.address and self._lacks is None:
             try:
-                kept = self._kept = Kept(Bounds(memory, seconds))
+                kept = self._kept = HostTables(Bounds(memory, seconds))
             except MonarchError as error:
                 self._lacks = error
         if kept is not None:
@@ -103,7 +103,7 @@ def start(bounds: Bounds) -> None:
         )
     if recording.current is not None:
         raise MonarchError("telemetry is on already", hint="monarch.telemetry.stop() ends it.")
-    kept = _of_program = Kept(bounds)
+    kept = _of_program = HostTables(bounds)
     where = Where("program", os.getpid())
     recording.start(bounds, lambda rows: kept.add(where, lambda: rows))
 

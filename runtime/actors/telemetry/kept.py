@@ -41,7 +41,7 @@ class Where:
     pid: int
 
 
-class Kept:
+class HostTables:
     """The tables of one host. Safe to use from several threads."""
 
     def __init__(self, bounds: Bounds) -> None:

@@ -72,7 +72,7 @@ class Driver:
         self._library = library
         self._contexts: dict[int, ctypes.c_void_p] = {}
         self._opened: dict[bytes, _Opened] = {}
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, CudaStream] = {}
         self._lock = threading.RLock()
         self._launching = threading.Lock()
         self._names: list[str] | None = None
@@ -150,9 +150,9 @@ class Driver:
 
     # -- copying ---------------------------------------------------------------------------------------------------
 
-    def stream(self, gpu: int) -> Stream:
+    def stream(self, gpu: int) -> CudaStream:
         """A new stream; the caller's to close."""
-        return Stream(self, gpu)
+        return CudaStream(self, gpu)
 
     def now(self, gpu: int) -> Event:
         """What PyTorch has launched so far on the stream of its that is current for this thread."""
@@ -278,7 +278,7 @@ class Event:
             self.loaded._call("cuEventDestroy_v2", self.handle)
 
 
-class Stream:
+class CudaStream:
     """A stream of ours: what is launched there runs in order, and beside all others."""
 
     def __init__(self, driver: Driver, gpu: int) -> None:

@@ -28,12 +28,12 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.transport import buffers
 from monarch.runtime.transport.buffers import MemoryRange
 from monarch.runtime.transport.cuda import driver, staging
-from monarch.runtime.transport.cuda.driver import CudaFailed, Event, Stream
+from monarch.runtime.transport.cuda.driver import CudaFailed, CudaStream, Event
 from monarch.runtime.transport.cuda.lane import Lane
 from monarch.runtime.transport.interface import AccessRefused, LinkLost, Memory, Region, Signal, Work
 from monarch.runtime.transport.plug import Owned
 from monarch.runtime.transport.regions import WORD
-from monarch.runtime.transport.shm import Reach, ShmLink
+from monarch.runtime.transport.shm import RegionAccess, ShmLink
 from monarch.runtime.transport.stream import StreamLink
 from monarch.runtime.transport.streams import Stream as Socket
 from monarch.runtime.transport.works import Pending
@@ -46,7 +46,7 @@ _log = logging.getLogger("monarch.transport")
 _CLOSING = 2.0
 
 
-class GpuReach(Reach):
+class GpuReach(RegionAccess):
     """A region on a GPU of the peer. To shared memory it is one that frames reach, which its owner carries out."""
 
     def __init__(self, number: int, size: int, lent: Mapping[str, Any], ours: bool) -> None:
@@ -83,7 +83,7 @@ class CudaLink(ShmLink):
         super().__init__(stream, transport, pid, obstacle)
         self._cuda = transport
         self._ours = pid == os.getpid()
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, CudaStream] = {}
         self._latest: tuple[int, Event] | None = None
         self.lane = Lane(f"monarch-cuda-{self.peer.process[:8]}", self._lane_broken)
         transport.lanes.add(self.lane)
@@ -217,7 +217,7 @@ class CudaLink(ShmLink):
 
     # -- on the lane's thread --------------------------------------------------------------------------------------
 
-    def gpu_stream(self, gpu: int) -> Stream:
+    def gpu_stream(self, gpu: int) -> CudaStream:
         """The stream on which what is launched next comes after what was launched before, on whichever GPU."""
         stream = self._streams.get(gpu)
         if stream is None:
@@ -257,9 +257,9 @@ class CudaLink(ShmLink):
         exported = self._cuda.exported(owned.number)
         return {} if exported is None else {"cuda": exported}
 
-    def _borrow(self, number: int, size: int, message: Mapping[str, Any]) -> Reach:
+    def _borrow(self, number: int, size: int, message: Mapping[str, Any]) -> RegionAccess:
         if "cuda" not in message:
-            return Reach(number, size)
+            return RegionAccess(number, size)
         return GpuReach(number, size, message["cuda"], self._ours)
 
     # -- the end ---------------------------------------------------------------------------------------------------
@@ -274,7 +274,7 @@ class CudaLink(ShmLink):
         if not self.loop.here():
             self.lane.join(seconds)
 
-    def _gone_from(self, reach: Reach, work: int) -> None:
+    def _gone_from(self, reach: RegionAccess, work: int) -> None:
         # Closing a mapping may wait for the GPU, which the I/O thread must not.
         closing = _Closing(lambda: ShmLink._gone_from(self, reach, work))
         open_here = isinstance(reach, GpuReach) and reach.mapped is not None
@@ -309,7 +309,7 @@ class _Copy:
         region: Region,
         offset: int,
         signal: Signal | None,
-        word: Reach | None,
+        word: RegionAccess | None,
     ) -> None:
         # Not one of the link's works: those fail at once when it ends, and this writes to memory until its copy ends.
         self.pending = Pending(place)

@@ -42,7 +42,7 @@ from monarch.runtime.transport.verbs import adapter
 from monarch.runtime.transport.verbs.adapter import Completion, Device, Path, VerbsFailed
 from monarch.runtime.transport.verbs.memory import SMALL
 from monarch.runtime.transport.verbs.ports import Way
-from monarch.runtime.transport.verbs.schedule import Job, Reach, Request, Schedule
+from monarch.runtime.transport.verbs.schedule import OneSidedOp, RemoteRegion, Request, Schedule
 from monarch.runtime.transport.works import Pending
 
 if TYPE_CHECKING:
@@ -160,9 +160,9 @@ class VerbsLink(StreamLink):
         self._turn = threading.Lock()
         self._changed = threading.Condition(self._turn)
         # The peer's regions: None for one that its device does not reach.
-        self.reaches: dict[tuple[int, str], Reach | None] = {}
+        self.reaches: dict[tuple[int, str], RemoteRegion | None] = {}
         self._opening: dict[tuple[int, str], Pending] = {}
-        self._leaving: list[Reach] = []
+        self._leaving: list[RemoteRegion] = []
         # This process's regions that the peer has opened, and those of them that are being dropped.
         self._lent: set[int] = set()
         self._called_back: dict[int, Pending] = {}
@@ -219,7 +219,7 @@ class VerbsLink(StreamLink):
             local.release()
             return self._over_stream(write, memory, region, offset, signal, awaited)
         work = self.work() if awaited else None
-        job = Job(reach, write, local.address, local.key, local.size, offset, word, awaited, (work, local))
+        job = OneSidedOp(reach, write, local.address, local.key, local.size, offset, word, awaited, (work, local))
         with self._turn:
             self._await_stream()
             while not awaited and self._schedule.waiting >= _WAITING and self._error is None:
@@ -234,7 +234,9 @@ class VerbsLink(StreamLink):
         self._conclude(ended)
         return work
 
-    def _reaches_of(self, region: Region, signal: Signal | None) -> tuple[Reach | None, tuple[Reach, int, int] | None]:
+    def _reaches_of(
+        self, region: Region, signal: Signal | None
+    ) -> tuple[RemoteRegion | None, tuple[RemoteRegion, int, int] | None]:
         """The region, and the word of the signal; None for what the device does not reach. Raises _Refused."""
         reach = self._reach(region)
         if signal is None:
@@ -256,7 +258,7 @@ class VerbsLink(StreamLink):
         self.lose(self.lost(f"a post was refused: {error}"))
         return self._fresh()
 
-    def _allowed(self, reach: Reach, offset: int, size: int, write: bool) -> None:
+    def _allowed(self, reach: RemoteRegion, offset: int, size: int, write: bool) -> None:
         if reach.error is not None:
             raise reach.error
         if offset + size > reach.size:
@@ -305,7 +307,7 @@ class VerbsLink(StreamLink):
 
     # -- the peer's regions ----------------------------------------------------------------------------------------
 
-    def _reach(self, region: Region) -> Reach | None:
+    def _reach(self, region: Region) -> RemoteRegion | None:
         """The region as the device reaches it; asks its owner, the first time. None where it does not."""
         name = (region.number, region.key)
         try:
@@ -336,7 +338,7 @@ class VerbsLink(StreamLink):
             found = message.get("reach")
             if found is not None:
                 address, remote_key, size, writable, words = integers(found, 5)
-                self.reaches[name] = Reach(number, address, remote_key, size, bool(writable), bool(words))
+                self.reaches[name] = RemoteRegion(number, address, remote_key, size, bool(writable), bool(words))
             elif "refused" not in message:
                 self.reaches[name] = None
         if "refused" in message:
@@ -409,7 +411,7 @@ class VerbsLink(StreamLink):
 
     # -- the device ------------------------------------------------------------------------------------------------
 
-    def _advance(self) -> list[Job]:
+    def _advance(self) -> list[OneSidedOp]:
         """Post what can be posted, with `_turn` held. Gives the jobs that have ended."""
         requests, ended = self._schedule.next()
         try:
@@ -457,7 +459,7 @@ class VerbsLink(StreamLink):
             taken = self.connection.completions.take()
             failed = next((one for one in taken if one.status != adapter.SUCCESS), None)
             with self._turn:
-                ended: list[Job] = []
+                ended: list[OneSidedOp] = []
                 for one in taken:
                     if one.status != adapter.SUCCESS:
                         break
@@ -474,7 +476,7 @@ class VerbsLink(StreamLink):
             why = adapter.STATUS.get(failed.status, f"a request failed with status {failed.status}")
             self.lose(self.lost(why))
 
-    def _received(self, one: Completion) -> list[Job]:
+    def _received(self, one: Completion) -> list[OneSidedOp]:
         """Do what a message says; raises ValueError for one that this peer may not send."""
         if one.size != _MESSAGE.size:
             raise ValueError(f"the peer sent a message of {one.size} bytes")
@@ -495,7 +497,7 @@ class VerbsLink(StreamLink):
             self._schedule.dealt(confirm)
         return ended
 
-    def _conclude(self, jobs: Sequence[Job]) -> None:
+    def _conclude(self, jobs: Sequence[OneSidedOp]) -> None:
         for job in jobs:
             work, local = job.data
             error = job.error

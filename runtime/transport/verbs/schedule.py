@@ -21,7 +21,7 @@ from typing import Any
 
 
 @dataclass(eq=False)
-class Reach:
+class RemoteRegion:
     """A region of the peer: `size` bytes, the first of which its device knows as `address`.
 
     `error`      why it may not be used any more
@@ -39,7 +39,7 @@ class Reach:
 
 
 @dataclass(eq=False)
-class Job:
+class OneSidedOp:
     """A put or a get of `size` bytes at `offset` of a region.
 
     `address`, `key`  the local memory; `key` is None where its bytes are copied when they are sent
@@ -48,13 +48,13 @@ class Job:
     `data`            what the transport needs besides
     """
 
-    reach: Reach
+    reach: RemoteRegion
     write: bool
     address: int
     key: int | None
     size: int
     offset: int
-    word: tuple[Reach, int, int] | None = None
+    word: tuple[RemoteRegion, int, int] | None = None
     awaited: bool = True
     data: Any = None
     error: Exception | None = None
@@ -75,7 +75,7 @@ class Request:
     number: int
     what: str
     signaled: bool
-    job: Job | None = None
+    job: OneSidedOp | None = None
     last: bool = False
     start: int = 0
     size: int = 0
@@ -88,14 +88,14 @@ class Schedule:
         self._credits = credits
         self._max_message = max_message
         self._every = sends // 4
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[OneSidedOp] = deque()
         self._flying: deque[Request] = deque()
         self._free = sends
         self._next = 0
         self._silent = 0  # requests since the last signaled one
         self._messages = 0  # given out
         self._may_send = credits  # in all
-        self._confirming: deque[tuple[int, Job]] = deque()
+        self._confirming: deque[tuple[int, OneSidedOp]] = deque()
         self._consumed = 0
         self._said = 0  # of these, to the peer
         self._owes_answer = False
@@ -112,10 +112,10 @@ class Schedule:
         """Both ends are made, which the peer cannot know: tell it."""
         self._ready = self._owes_answer = True
 
-    def add(self, job: Job) -> None:
+    def add(self, job: OneSidedOp) -> None:
         self._jobs.append(job)
 
-    def completed(self, number: int) -> list[Job]:
+    def completed(self, number: int) -> list[OneSidedOp]:
         """The device has finished this request, and so all before it. Gives the jobs that end with that."""
         ended = []
         while self._flying and self._flying[0].number <= number:
@@ -130,7 +130,7 @@ class Schedule:
                 ended.append(job)
         return ended
 
-    def heard(self, consumed: int) -> list[Job]:
+    def heard(self, consumed: int) -> list[OneSidedOp]:
         """The peer has dealt with so many messages in all. Gives the jobs that end with that."""
         self._may_send = max(self._may_send, consumed + self._credits)
         ended = []
@@ -143,7 +143,7 @@ class Schedule:
         self._consumed += 1
         self._owes_answer |= confirm
 
-    def drop(self, reach: Reach, error: Exception) -> None:
+    def drop(self, reach: RemoteRegion, error: Exception) -> None:
         """Nothing more is to be sent for this region. Once its `under_way` is 0, nothing is."""
         reach.error = error
         self.flush()
@@ -162,7 +162,7 @@ class Schedule:
         """How many jobs wait for their turn."""
         return len(self._jobs)
 
-    def unfinished(self) -> list[Job]:
+    def unfinished(self) -> list[OneSidedOp]:
         """All jobs, at the end of the connection."""
         flying = [request.job for request in self._flying if request.job is not None and request.last]
         confirming = [job for _, job in self._confirming]
@@ -170,11 +170,11 @@ class Schedule:
 
     # -- what follows ----------------------------------------------------------------------------------------------
 
-    def next(self) -> tuple[list[Request], list[Job]]:
+    def next(self) -> tuple[list[Request], list[OneSidedOp]]:
         """What is to be posted now, in this order; and the jobs that have ended: with an `error`, or because there was
         nothing to send."""
         requests: list[Request] = []
-        ended: list[Job] = []
+        ended: list[OneSidedOp] = []
         if not self._ready:
             return requests, ended
         if (self._owes_answer or self._consumed - self._said >= self._credits // 2) and self._free:
@@ -193,7 +193,7 @@ class Schedule:
                 self._give(requests, "flush", signaled=True)
         return requests, ended
 
-    def _advance(self, job: Job, requests: list[Request]) -> bool:
+    def _advance(self, job: OneSidedOp, requests: list[Request]) -> bool:
         """Send what can be sent of the first job. Gives whether that was all."""
         while job.started < job.size:
             if not self._free:
@@ -219,7 +219,7 @@ class Schedule:
         self,
         requests: list[Request],
         what: str,
-        job: Job | None = None,
+        job: OneSidedOp | None = None,
         last: bool = False,
         signaled: bool = False,
         start: int = 0,
@@ -239,7 +239,7 @@ class Schedule:
         requests.append(request)
 
 
-def _regions(job: Job, request: Request) -> tuple[Reach, ...]:
+def _regions(job: OneSidedOp, request: Request) -> tuple[RemoteRegion, ...]:
     """Those that a request needs."""
     if request.what == "move":
         return (job.reach,)

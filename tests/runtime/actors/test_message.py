@@ -17,7 +17,7 @@ from monarch.runtime.actors.messages.message import BUFFER, INLINE, PACKET, Payl
 @pytest.fixture(autouse=True)
 def kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No files that other tests have left."""
-    fresh = memory.Kept()
+    fresh = memory.FilePool()
     monkeypatch.setattr(memory, "kept_files", fresh)
     yield
     for file in fresh.files:
@@ -123,7 +123,7 @@ def own_files() -> int:
 
 
 def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "kept_files", memory.Kept())
+    monkeypatch.setattr(memory, "kept_files", memory.FilePool())
     before, files = own_mappings(), own_files()
     for size in (BUFFER, 2 * BUFFER):  # used again, and so mapped; then pushed out by others
         for _ in range(2):

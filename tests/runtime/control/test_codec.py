@@ -15,12 +15,12 @@ from monarch.runtime.control.handshake import (
     Agreed,
     ControllerHandshake,
     HostHandshake,
+    NoSuchSession,
     Opener,
     Refused,
     Release,
     Sealer,
     Session,
-    SessionOver,
     frame_of,
 )
 from monarch.runtime.control.message import Message
@@ -338,7 +338,7 @@ def test_who_does_not_have_a_session_s_key_does_not_go_on_with_it() -> None:
     controller.prove(host.challenge(controller.hello()))
     with pytest.raises(Refused, match="does not know"):
         controller.finish(host.finish()[0])
-    with pytest.raises(SessionOver):
+    with pytest.raises(NoSuchSession):
         agree(ControllerHandshake(SECRET, OWN, first.session), HostHandshake(SECRET, OWN))
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch.runtime.transport.interface import AccessRefused
-from monarch.runtime.transport.verbs.schedule import Job, Reach, Request, Schedule
+from monarch.runtime.transport.verbs.schedule import OneSidedOp, RemoteRegion, Request, Schedule
 
 SENDS, CREDITS, LARGEST = 12, 4, 10
 
@@ -25,7 +25,7 @@ class Side:
         self.inbox: deque[Request] = deque()
         self.stored: list[int] = []
         self.written: list[tuple[int, int, int]] = []
-        self.ended: list[Job] = []
+        self.ended: list[OneSidedOp] = []
         self.completions: deque[int] = deque()
 
     def advance(self) -> None:
@@ -87,14 +87,16 @@ def settle(sides: list[Side]) -> None:
         pass
 
 
-def region(number: int = 1, **fields: int) -> Reach:
-    return Reach(number, address=0, remote_key=7, size=1000, writable=True, words=True, **fields)
+def region(number: int = 1, **fields: int) -> RemoteRegion:
+    return RemoteRegion(number, address=0, remote_key=7, size=1000, writable=True, words=True, **fields)
 
 
-def put(number: int, size: int, signal: bool = False, awaited: bool = True, reach: Reach | None = None) -> Job:
+def put(
+    number: int, size: int, signal: bool = False, awaited: bool = True, reach: RemoteRegion | None = None
+) -> OneSidedOp:
     """`number` tells it from others."""
     reach = reach or region()
-    return Job(reach, True, 0, 5, size, number, (reach, 0, number) if signal else None, awaited)
+    return OneSidedOp(reach, True, 0, 5, size, number, (reach, 0, number) if signal else None, awaited)
 
 
 def pair() -> list[Side]:
@@ -111,7 +113,7 @@ events = st.tuples(st.integers(0, 1), st.integers(0, 3))
 @given(st.lists(st.one_of(jobs, events), max_size=150))
 def test_nothing_overflows_and_everything_ends_in_order(history: list[tuple[int, ...]]) -> None:
     sides = pair()
-    given: list[list[Job]] = [[], []]
+    given: list[list[OneSidedOp]] = [[], []]
     for entry in history:
         if len(entry) == 2:
             step(sides, *entry)
