@@ -33,9 +33,11 @@ FIRST_SLOT = AREAS + SLOTS
 
 
 class Sent(NamedTuple):
-    """A piece: its number in the step, its readers, and what of a value is in it, each with where it begins there."""
+    """Pieces whose slots lie one behind the other: the numbers in the step of the first and the last, their readers,
+    and what of a value is in them, each with where it begins there."""
 
-    number: int
+    first: int
+    last: int
     readers: tuple[int, ...]
     parts: Callable[[torch.Tensor], Iterable[tuple[int, torch.Tensor]]]
 
@@ -180,15 +182,18 @@ class Sending:
             for piece in pieces:
                 if job.failed:
                     break
-                slot, event = piece.number % BACK_SLOTS, job.step << STEP_BITS | piece.number
-                for rank in self._slots[slot][0]:
-                    self._until_taken(rank, self._slots[slot][1])
-                base = self._window.geometry.area_of(self._rank, FIRST_SLOT + slot)
+                slots = [number % BACK_SLOTS for number in range(piece.first, piece.last + 1)]
+                for readers, earlier in dict.fromkeys(self._slots[slot] for slot in slots):
+                    for rank in readers:
+                        self._until_taken(rank, earlier)
+                event = job.step << STEP_BITS | piece.last
+                base = self._window.geometry.area_of(self._rank, FIRST_SLOT + slots[0])
                 hosts = put(self._window, self._mirror, piece.readers, base, piece.parts(tensor))
                 self._marks.store(self._line + signals.BACK_SENT, event)
                 if self._mirror is not None:
                     self._mirror.tell(hosts, event, signals.BACK_SENT)
-                self._slots[slot] = piece.readers, event
+                for slot in slots:
+                    self._slots[slot] = piece.readers, event
             with self._changed:
                 self._held -= Counter((_storage(tensor),))  # what comes to 0 is out
                 job.values.popleft()

@@ -14,7 +14,8 @@ number or is of an earlier step. Whoever waits so waits for something earlier in
 so no parts wait in a circle.
 
 To other hosts a piece goes straight from the value, over transports that take any memory; and one that a single worker
-sends to a single one on its counterpart's host is received into the result, where that is waiting for it by then.
+sends to a single one on its counterpart's host is received into the result, where that is waiting for it by then. What
+is sent so beside the steps goes as several pieces at once, whose slots lie one behind the other.
 
 What parts send that do nothing else (`Plan.senders`) a thread of the worker sends, through slots and words of its own
 (`sending`). The other parts wait before they commit until all of it has been sent: a worker that fails in such a part
@@ -27,7 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -36,6 +37,7 @@ from monarch.compiler.plan.transfers import Route
 from monarch.runtime.collectives.meeting import Meetings
 from monarch.runtime.collectives.sending import FIRST_SLOT, Sent, put
 from monarch.runtime.shared import signals
+from monarch.runtime.shared.bits import ArrivingSum
 from monarch.runtime.shared.large import new_block
 from monarch.runtime.shared.signals import STEP_BITS
 from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS
@@ -44,7 +46,18 @@ if TYPE_CHECKING:  # see `meeting`
     from monarch.runtime.collectives.mirror import Mirror
 
 _TOLD_AT_ONCE = BACK_SLOTS // 2
-"""Pieces that come beside the steps, whose readers say together that they have read them."""
+"""Pieces that come beside the steps, whose readers say together that they have read them, and that go to other hosts
+together: a frame costs its two processes some 200 µs of Python, as much as half of its bytes' way."""
+
+
+class _Pieces(NamedTuple):
+    """A piece, or several whose slots lie one behind the other: the numbers of the first and the last, the blocks of
+    which something is in them, and the workers who read them, or have sent them."""
+
+    first: int
+    last: int
+    blocks: tuple[Route, ...]
+    peers: tuple[int, ...]
 
 
 class Transfers:
@@ -73,36 +86,28 @@ class Transfers:
     def send(self, number: int) -> Callable[[torch.Tensor], tuple[()]]:
         """Gives what puts this worker's blocks of a transfer where others read them."""
         at, transfer = self._at, self._plan.transfers[number]
-        targets, dtype, apart = self._ranks[transfer.target], transfer.sent.dtype, self._part in self._plan.senders
+        targets, apart = self._ranks[transfer.target], self._part in self._plan.senders
         routes = [route for route in self._plan.routes(number) if route.source == self._me]
-        pieces = [
-            (
-                self._first[number] + piece + 1,
-                [
-                    route
-                    for route in {route.at: route for route in routes}.values()
-                    if _is_in(route, piece, at.area, dtype)
-                ],
-                tuple(dict.fromkeys(targets[each.target] for each in routes if _is_in(each, piece, at.area, dtype))),
-            )
-            for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // at.area))
-        ]
+        pieces = self._pieces(number, routes, lambda route: targets[route.target])
 
-        def parts(event: int, blocks: Sequence[Route], tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-            """What of the value is in a piece, each with where it begins there."""
-            start = (event - self._first[number] - 1) * at.area
-            for route in blocks:
-                yield from _in_piece(_part(tensor, route.start, route), route.at, start, at.area)
+        def parts(own: _Pieces, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+            """What of the value is in some pieces, each with where it begins there."""
+            start, size = self._bytes(number, own)
+            for route in {route.at: route for route in own.blocks}.values():
+                yield from _in_piece(_part(tensor, route.start, route), route.at, start, size)
 
         def run(tensor: torch.Tensor) -> tuple[()]:
-            for event, blocks, readers in pieces:
-                base = at.base(at.rank, AREAS + event % SLOTS)
-                at.reclaim_slot(event % SLOTS, self._everyone)
-                hosts = put(at.window, at.mirror, readers, base, parts(event, blocks, tensor))
-                at.sent(event % SLOTS, event, readers, hosts)
+            for own in pieces:
+                base = at.base(at.rank, AREAS + own.first % SLOTS)
+                at.reclaim_slot(own.first % SLOTS, self._everyone)
+                hosts = put(at.window, at.mirror, own.peers, base, parts(own, tensor))
+                at.sent(own.last % SLOTS, own.last, own.peers, hosts)
             return ()
 
-        beside = [Sent(event, readers, partial(parts, event, blocks)) for event, blocks, readers in pieces]
+        beside = [
+            Sent(own.first, own.last, own.peers, partial(parts, own))
+            for own in _joined(pieces, lambda readers: at.mirror is not None and at.mirror.takes_values(readers))
+        ]
 
         def run_beside(tensor: torch.Tensor) -> tuple[()]:
             at.sending.add(tensor, beside)
@@ -110,8 +115,11 @@ class Transfers:
 
         return run_beside if apart else run
 
-    def recv(self, number: int, shape: Sequence[int], dtype: torch.dtype) -> Callable[[], torch.Tensor]:
-        """Gives what copies this worker's block of a transfer from where others have put it."""
+    def recv(
+        self, number: int, shape: Sequence[int], dtype: torch.dtype, total: ArrivingSum | None = None
+    ) -> Callable[[], torch.Tensor]:
+        """Gives what copies this worker's block of a transfer from where others have put it, and adds up its bits where
+        there is a `total` for it."""
         at, transfer = self._at, self._plan.transfers[number]
         sources = self._ranks[transfer.source]
         apart = transfer.source in self._plan.senders
@@ -122,45 +130,61 @@ class Transfers:
         )
         routes = [route for route in self._plan.routes(number) if route.target == self._me]
         whole = sum(math.prod(route.shape) for route in routes) == math.prod(shape)
-        pieces = [
-            (self._first[number] + piece + 1, own)
-            for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // at.area))
-            if (own := [route for route in routes if _is_in(route, piece, at.area, dtype)])
-        ]
-
-        told = _told(pieces, sources, _TOLD_AT_ONCE if apart else 1)
         straight = self._straight(number)
+        pieces = [own for own in self._pieces(number, routes, lambda route: sources[route.source]) if own.blocks]
+        if straight and apart:
+            pieces = _joined(pieces, lambda senders: True)
+        told = _told(pieces, _TOLD_AT_ONCE if apart else 1)
 
-        def parts(event: int, blocks: Sequence[Route], out: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-            """Where in the window each part of a piece is, and where in the result it belongs."""
-            start = (event - self._first[number] - 1) * at.area
-            for route in blocks:
-                base = at.base(sources[route.source], first + event % slots)
-                for offset, part in _in_piece(_part(out, route.into, route), route.at, start, at.area):
+        def parts(own: _Pieces, out: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+            """Where in the window each part of some pieces is, and where in the result it belongs."""
+            start, size = self._bytes(number, own)
+            for route in own.blocks:
+                base = at.base(sources[route.source], first + own.first % slots)
+                for offset, part in _in_piece(_part(out, route.into, route), route.at, start, size):
                     yield base + offset, part
 
         def run() -> torch.Tensor:
             out = new_block(shape, dtype) if whole else torch.zeros(tuple(shape), dtype=dtype)
             arriving = Arriving(at.mirror if straight else None, at.step)
+            if total is not None:
+                total.begin()
             try:
-                for event, blocks in pieces[:slots]:
-                    arriving.expect(event, parts(event, blocks, out))
-                for place, (event, blocks) in enumerate(pieces):
-                    senders = tuple(dict.fromkeys(sources[route.source] for route in blocks))
-                    for sender in senders:
-                        at.await_sent(sender, event, self._everyone, sent)
-                    if not arriving.is_there(event):
-                        for offset, part in parts(event, blocks, out):
+                for own in pieces[:slots]:
+                    arriving.expect(own.last, parts(own, out))
+                for place, own in enumerate(pieces):
+                    for sender in own.peers:
+                        at.await_sent(sender, own.last, self._everyone, sent)
+                    if not arriving.is_there(own.last):
+                        for offset, part in parts(own, out):
                             part.copy_(at.window.view(offset, part.shape, dtype))
-                    for later, others in pieces[place + slots : place + slots + 1]:
-                        arriving.expect(later, parts(later, others, out))
-                    if event in told:
-                        at.took(event, told[event], took)
+                    if own.last in told:
+                        at.took(own.last, told[own.last], took)
+                    if total is not None:
+                        for _, part in parts(own, out):
+                            total.add(part)
+                    for later in pieces[place + slots : place + slots + 1]:
+                        arriving.expect(later.last, parts(later, out))
             finally:
                 arriving.forget()
             return out
 
         return run
+
+    def _pieces(self, number: int, routes: Sequence[Route], peer: Callable[[Route], int]) -> list[_Pieces]:
+        """The pieces of these routes, one by one, each with the peers of what is in it; and empty ones between them."""
+        size, dtype = self._at.area, self._plan.transfers[number].sent.dtype
+        found = []
+        for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // size)):
+            blocks = tuple(route for route in routes if _is_in(route, piece, size, dtype))
+            event = self._first[number] + piece + 1
+            found.append(_Pieces(event, event, blocks, tuple(dict.fromkeys(peer(route) for route in blocks))))
+        return found
+
+    def _bytes(self, number: int, pieces: _Pieces) -> tuple[int, int]:
+        """Where in the transfer's place some pieces begin, and how many bytes there are of them."""
+        area = self._at.area
+        return (pieces.first - self._first[number] - 1) * area, (pieces.last - pieces.first + 1) * area
 
     def _straight(self, number: int) -> bool:
         """Whether what arrives of a transfer can lie where it belongs at once: it is from one worker, this process
@@ -173,17 +197,35 @@ class Transfers:
         return at.mirror.brings(self._ranks[transfer.source][own.pop()]) and readers & set(at.here) == {at.rank}
 
 
-def _told(
-    pieces: Sequence[tuple[int, Sequence[Route]]], sources: Sequence[int], together: int
-) -> dict[int, tuple[int, ...]]:
+def _joined(pieces: Sequence[_Pieces], which: Callable[[tuple[int, ...]], bool]) -> list[_Pieces]:
+    """As few as may be of the same pieces, where those of the same peers come together and `which` says so of these.
+    Both sides find the same ones; where they do not, as some of a sender's readers need less, what arrives waits in
+    the window for who reads it."""
+    found: list[_Pieces] = []
+    for each in pieces:
+        last = found[-1] if found else None
+        if (
+            last is not None
+            and each.first == last.last + 1
+            and each.first // _TOLD_AT_ONCE == last.first // _TOLD_AT_ONCE
+            and each.peers == last.peers
+            and which(each.peers)
+        ):
+            found[-1] = _Pieces(last.first, each.last, tuple(dict.fromkeys(last.blocks + each.blocks)), each.peers)
+        else:
+            found.append(each)
+    return found
+
+
+def _told(pieces: Sequence[_Pieces], together: int) -> dict[int, tuple[int, ...]]:
     """Behind which pieces a reader says how far it has read, and to whom: behind its last of each `together` numbers,
     for a sender has sent all of these before it needs the slot of the first again."""
     found: dict[int, tuple[int, ...]] = {}
     before: dict[int, None] = {}
-    for at, (event, blocks) in enumerate(pieces):
-        before |= dict.fromkeys(sources[route.source] for route in blocks)
-        if at + 1 == len(pieces) or pieces[at + 1][0] // together != event // together:
-            found[event], before = tuple(before), {}
+    for at, own in enumerate(pieces):
+        before |= dict.fromkeys(own.peers)
+        if at + 1 == len(pieces) or pieces[at + 1].last // together != own.last // together:
+            found[own.last], before = tuple(before), {}
     return found
 
 
@@ -222,6 +264,8 @@ def _part(tensor: torch.Tensor, start: Sequence[int], route: Route) -> torch.Ten
 def _in_piece(block: torch.Tensor, at: int, start: int, size: int) -> Iterator[tuple[int, torch.Tensor]]:
     """What of a block, which lies row-major from byte `at` on, is in the piece of `size` bytes from `start` on: views
     of it, each with where it begins in the piece."""
+    if block.is_contiguous():
+        block = block.view(-1)  # one view, also where it begins or ends within a row
     low = max(start - at, 0) // block.itemsize
     high = min((start + size - at) // block.itemsize, block.numel())
     offset = at + low * block.itemsize - start

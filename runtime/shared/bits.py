@@ -17,3 +17,22 @@ def bit_sum(x: torch.Tensor) -> torch.Tensor:
     if bits.dtype == torch.int64:
         total = total + (bits >> 32).to(torch.int32).sum(dtype=torch.int32)
     return total
+
+
+class ArrivingSum:
+    """The `bit_sum` of a value of 4-byte elements whose parts come one after the other; of one value after another."""
+
+    def __init__(self) -> None:
+        self._total = torch.zeros((), dtype=torch.int32)
+
+    def begin(self) -> None:
+        """A new value begins; the sum of the one before stays whose it is."""
+        self._total = torch.zeros((), dtype=torch.int32)
+
+    def add(self, part: torch.Tensor) -> None:
+        """A part is there."""
+        self._total += part.view(torch.int32).sum(dtype=torch.int32)
+
+    def take(self) -> torch.Tensor:
+        """The sum of those that have come: i32[]."""
+        return self._total

@@ -59,6 +59,7 @@ from monarch.runtime.shared.checking import WITH_FUNCTIONS, slots_of
 from monarch.runtime.worker import control
 from monarch.runtime.worker.arena import Arena, SubArena
 from monarch.runtime.worker.bindings import resolve, resolve_into
+from monarch.runtime.worker.summing import sums_of_arrivals
 
 if TYPE_CHECKING:  # what makes them is for GPUs
     from monarch.compiler.plan.stretches import Stretch
@@ -158,6 +159,7 @@ class Frame:
             name: Frame(function, bind, SubArena(arena, plan.own_arena), halt=halt)
             for name, function in plan.functions.items()
         }
+        self._sums = sums_of_arrivals(plan)
         self._calls = [self._call(instruction) for instruction in plan.instructions]
         self.use(arena)
         self._commit = ""
@@ -302,7 +304,9 @@ class Frame:
             tensor, number = args
             return f"{self._name(self._bind(op, number))}({self._text(tensor)})"
         if op == "recv":
-            return f"{self._name(self._bind(op, *args))}()"
+            return f"{self._name(self._bind(op, *args, self._sums.get(instruction.out)))}()"
+        if instruction.out in self._sums:
+            return f"{self._name(self._sums[instruction.out].take)}()"
         if op == "kernel":
             tensors, text, over = args
             into = f", ({', '.join(map(self._placed, instruction.regions))},)" if instruction.regions else ""

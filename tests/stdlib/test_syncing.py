@@ -13,6 +13,7 @@ from torch import nn
 import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import DeviceMeshError, ProgramError
+from monarch.stdlib import syncing
 from monarch.stdlib.models.llama import Llama
 from monarch.stdlib.parallel import fully_shard, tensor_parallel
 from monarch.stdlib.pipeline import pipeline
@@ -175,6 +176,19 @@ def test_a_sync_that_fails_leaves_the_target_as_it_was(root: Mesh, trainers: Mes
     monarch.sync(source, target, version=3)
     assert monarch.version(target) == 3
     assert all(torch.equal(found, values(source)[name]) for name, found in values(target).items())
+
+
+def test_what_arrives_otherwise_than_it_was_sent_is_not_used(
+    trainers: Mesh, generators: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of = syncing.bit_sum
+    monkeypatch.setattr(syncing, "bit_sum", lambda x: of(x) + (1 if x.mesh is trainers else 0))
+    source = {"w": monarch.distribute(torch.ones(64, 6), trainers, "[@data, -]")}
+    target = {"w": monarch.distribute(torch.zeros(64, 6), generators, "[-, @model]")}
+    monarch.sync(source, target)
+    with pytest.raises(DeviceMeshError, match="what arrived is not what was sent"):
+        monarch.version(target)
+    assert monarch.version(target) == 0 and target["w"].full_tensor().eq(0).all()
 
 
 def test_what_does_not_fit_is_refused_with_names_and_shapes(root: Mesh, trainers: Mesh, generators: Mesh) -> None:
