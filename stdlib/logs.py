@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 
 from monarch.compiler.blocks import reading
+from monarch.compiler.config import settings
 from monarch.compiler.errors import DeviceMeshError, MonarchError, ProgramError
 from monarch.compiler.execution.events import WorkersStatus, subscribe
 from monarch.compiler.execution.executor import Executor, Handle
@@ -40,9 +42,11 @@ class Log:
 
     def __init__(self, sink: Sink, close: Callable[[], object]) -> None:
         self._sink, self._close_sink = sink, close
+        self.owner = os.getpid()
         self._waiting: deque[tuple[str, _Value, int]] = deque()
         self._steps: dict[str, int] = {}
         self._writing = threading.Lock()
+        self._in_sink = threading.Lock()
         self._changed = threading.Condition()
         self._closed = self._halted = False
         self._error: Exception | None = None
@@ -80,15 +84,45 @@ class Log:
         try:
             self.flush()
         finally:
-            with self._changed:
-                self._closed = True
-                self._changed.notify_all()
-            self._unsubscribe()
-            if self in _logs:
-                _logs.remove(self)
+            self._end()
             if threading.current_thread() is not self._thread:
                 self._thread.join()
             self._close_sink()
+
+    def _end(self) -> None:
+        """Nothing more is logged here."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._unsubscribe()
+        if self in _logs:
+            _logs.remove(self)
+
+    def close_within(self, seconds: float) -> None:
+        """`close`, for the program's end: as long as one value after the other comes within so many seconds. What does
+        not is given up, with a warning, and a writer that has not returned by then is left open."""
+        if self._closed:
+            return
+        with self._changed:
+            self._halted = False
+            self._changed.notify_all()
+            first, until = None, 0.0
+            while self._waiting and not self._halted:
+                if self._waiting[0] is not first:
+                    first, until = self._waiting[0], time.monotonic() + seconds
+                if not self._changed.wait(until - time.monotonic()) and time.monotonic() >= until:
+                    break
+            if self._waiting:
+                name, _, step = self._waiting[0]
+                why = "its mesh has lost workers" if self._halted else f"it was not written within {seconds:g} s"
+                what = f"{len(self._waiting)} logged value{'s' * (len(self._waiting) != 1)}"
+                logger.warning("the program ends without %s, from %r at step %d on: %s", what, name, step, why)
+        self._end()
+        if self._in_sink.acquire(blocking=False):  # and not given back: nothing is written any more
+            self._close_sink()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     def __enter__(self) -> Log:
         return self
@@ -102,8 +136,10 @@ class Log:
                 self._changed.wait_for(lambda: self._closed or (self._waiting and not self._halted))
                 if self._closed:
                     return
-            if not self._write():
-                self._halted = True  # until something is logged, by when the mesh may be healed
+            halted = not self._write()
+            with self._changed:
+                self._halted = halted  # until something is logged, by when the mesh may be healed
+                self._changed.notify_all()
 
     def _write(self) -> bool:
         """Write the next value, once it is there; whether it is done with."""
@@ -121,7 +157,8 @@ class Log:
                 logger.warning("%r at step %d is not logged: %s", name, step, error.message)
             else:
                 try:
-                    self._sink(name, number, step)
+                    with self._in_sink:
+                        self._sink(name, number, step)
                 except Exception as error:  # a writer's, which the next call raises
                     self._error = error
             self._waiting.popleft()
@@ -172,11 +209,10 @@ _logs: list[Log] = []
 
 def at_exit() -> None:
     """Close what is open, at the program's end, before meshes are closed."""
-    for each in tuple(_logs):
-        each.close()
-
-
-atexit.register(at_exit)
+    with ExitStack() as logs:
+        for each in tuple(_logs):
+            if each.owner == os.getpid():
+                logs.callback(each.close_within, settings.exit_timeout)
 
 
 def log(name: str, value: Any, step: int | None = None) -> None:

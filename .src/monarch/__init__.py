@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import sys
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.display import draw_with
@@ -297,11 +298,25 @@ choose_with(_automatic)
 watch_with(_live)
 
 
+_ENDED = (
+    "monarch.stdlib.logs",
+    "monarch.stdlib.telemetry.session",
+    "monarch.stdlib.live.page",
+    "monarch.runtime.actors.processes.host",
+    "monarch.runtime.processes.parent",
+)
+"""What ends with the program, in this order: what reads from meshes and actors, and then these. Rows of telemetry are
+kept until all that is logged has been written."""
+
+
 def _at_exit() -> None:
-    """Registered here, so that it runs after the handlers that a program registers, which can use meshes and actors."""
-    for name in ("monarch.runtime.actors.processes.host", "monarch.runtime.processes.parent"):
-        if (module := sys.modules.get(name)) is not None:
-            module.at_exit()
+    """Registered here, so that it runs after the handlers that a program registers, which can use meshes and actors.
+    What one of them raises does not keep the others from ending. A forked child has inherited it, and ends what it has
+    started itself."""
+    with ExitStack() as ends:
+        for name in reversed(_ENDED):
+            if (module := sys.modules.get(name)) is not None:
+                ends.callback(module.at_exit)
 
 
 atexit.register(_at_exit)

@@ -161,6 +161,13 @@ class Settings(SettingsBase):
         60.0,
         "How long the program's main thread, which a failure that nobody dealt with interrupts, may take to end.",
     )
+    exit_timeout = Setting(
+        Duration("0s", "1d"),
+        60.0,
+        "How long the program's end waits for checkpoints that are being written, for values that were logged and for"
+        " telemetry's last export, from their last progress on. What is given up then is named.",
+        local=True,
+    )
     host_timeout = Setting(
         Duration("200ms", "1h"),
         30.0,

@@ -80,6 +80,10 @@ class Writing(Protocol):
         Raises DeviceMeshError where a worker cannot write, or the mesh is lost."""
         ...
 
+    def ahead(self) -> int:
+        """How many commands the workers have been given and have not run yet. Waits for nothing."""
+        ...
+
     def end(self) -> None:
         """Have the workers forget it, and wait until they write no more of it, unless the mesh is lost or closed. What
         has been written stays. Raises nothing but interrupts; to call it again changes nothing. The mesh is closed only

@@ -198,6 +198,10 @@ class WorkersWriting:
     def poll(self) -> Written:
         return self._executor.look_at(self)
 
+    def ahead(self) -> int:
+        connection = self._executor.connection
+        return 0 if connection.closing else max(0, connection.asked() - connection.finished())
+
     def end(self) -> None:
         self._executor.end(self)
 

@@ -11,6 +11,7 @@ from os import PathLike
 from pathlib import Path as FilePath
 from typing import Any, Literal
 
+from monarch.compiler.config import settings
 from monarch.compiler.errors import CheckpointError, MonarchError, ProgramError
 from monarch.compiler.execution.executor import Writing
 from monarch.language.recorder.recording import current_program, turns
@@ -30,6 +31,10 @@ _OF_TORCH_SAVE = (".pt", ".pth", ".bin")
 
 _LOOK_FIRST, _LOOK_LAST = 0.002, 0.02
 """How many seconds after one look at the workers the next one comes: ever more."""
+_LOOK_AT_EXIT = 0.05
+
+_under_way: dict[threading.Lock, tuple[threading.Thread, Saving, Sequence[Writing]]] = {}
+"""By what only one of the two that could do the rest has."""
 
 
 class Saving(Future[FilePath]):
@@ -102,13 +107,19 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         total = sum(source.type.nbytes for source, _ in writer.pieces if source.type is not None)
         saving = Saving(target, total)
         arguments = first, saving, writer, writings, place
-        thread = threading.Thread(target=_finish, args=arguments, name=f"saving {target.name}")
+        thread = threading.Thread(target=_finish, args=arguments, name=f"saving {target.name}", daemon=True)
+        _under_way[first] = thread, saving, writings
         for writing in writings:
             writing.belongs_to(thread)
         thread.start()
     except BaseException:
-        if first.acquire(blocking=False):
-            _give_up(place, writings)
+        end = threading.Thread(target=_give_up_first, args=(first, place, writings), daemon=True)
+        try:
+            end.start()  # so that a second interrupt does not keep it from being done
+        except BaseException:  # there can be no thread
+            _give_up_first(first, place, writings)
+            raise
+        end.join()
         raise
     return saving
 
@@ -151,10 +162,16 @@ def _begin(state: Any, place: SaveFolder, format: str, writings: list[Writing]) 
 
 
 def _give_up(place: SaveFolder, writings: Sequence[Writing]) -> None:
-    """Nobody writes there any more when the next save may: a worker that did would put old values among its. So the
-    place stays locked where a second interrupt comes while the workers are waited for."""
+    """Nobody writes there any more when the next save may: a worker that did would put old values among its."""
     _end(writings)
     place.give_up()
+
+
+def _give_up_first(first: threading.Lock, place: SaveFolder, writings: Sequence[Writing]) -> None:
+    """Unless the thread that finishes the save has begun."""
+    if first.acquire(blocking=False):
+        _under_way.pop(first, None)
+        _give_up(place, writings)
 
 
 def _end(writings: Sequence[Writing]) -> None:
@@ -190,6 +207,32 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
         saving.set_result(saving.path)
     finally:
         _end(writings)
+        _under_way.pop(first, None)
+
+
+def _at_exit() -> None:
+    """Wait for what is being written, at the program's end, as long as bytes are written or steps before it end. Before
+    any handler of `atexit`: these may end the hosts that write."""
+    for thread, saving, writings in list(_under_way.values()):
+        seconds = settings.exit_timeout
+        before, until = None, 0.0
+        while thread.is_alive():
+            now = saving.progress, [writing.ahead() for writing in writings]
+            if now != before:
+                before, until = now, time.monotonic() + seconds
+            elif time.monotonic() >= until:
+                written, total = saving.progress
+                logger.error(
+                    "the program ends without the checkpoint %s: nothing was written for %g s (%d of %d bytes are, "
+                    "and the workers have %d commands to run). What stood there before is still there",
+                    *(saving.path, seconds, written, total, sum(now[1])),
+                )
+                break
+            thread.join(_LOOK_AT_EXIT)
+
+
+# Where Python itself waits for threads, at a program's end; a thread that it knew would be waited for without a bound.
+threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
 
 
 def _fail(saving: Saving, error: BaseException) -> None:

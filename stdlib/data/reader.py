@@ -22,7 +22,7 @@ _LAST_PATIENCE = 0.5  # and in which it may close what it has open at the end of
 class Reader(Generic[T]):
     """A thread that takes values of an iterator, at most `ahead` more than were asked for.
 
-    `next` raises what the iterator raised, at its place, and StopIteration at the end.
+    `first` raises what the iterator raised, at its place, and StopIteration at the end.
     """
 
     def __init__(self, values: Iterator[T], ahead: int, doing: Callable[[], str]) -> None:
@@ -61,19 +61,24 @@ class Reader(Generic[T]):
             self.changed.wait_for(lambda: self._closed or len(self.ready) < self._ahead)
             return not self._closed
 
-    def next(self) -> T:
-        """The next value: waits for it. Raises what the iterator raised at its place, and StopIteration at the end."""
+    def first(self) -> T:
+        """The next value, which stays the next one until it is dropped: an interrupt of who asks loses none. Waits for
+        it. Raises what the iterator raised at its place, and StopIteration at the end."""
         if not self.ready:
             self._wait()
-        with self.changed:
-            if self.ready:
-                value = self.ready.popleft()
-                self.changed.notify_all()
-                return value
+        if self.ready:
+            return self.ready[0]
         if self._error is not None:
             error, self._error = self._error, None
             raise error
         raise StopIteration
+
+    def drop(self, value: T) -> None:
+        """The value is held elsewhere, and is not the next one any more. To drop it again changes nothing."""
+        with self.changed:
+            if self.ready and self.ready[0] is value:
+                self.ready.popleft()
+                self.changed.notify_all()
 
     def _wait(self) -> None:
         """Wait for a value or the end, and say who stalls after `settings.stall_warning`, and each time it doubles."""

@@ -119,22 +119,24 @@ class Stream:
             self._start()
         assert self._reader is not None
         try:
-            batch = self._held = self._held or self._reader.next()
-            given = {name: self._on_mesh(name, batch) for name in batch.tensors}
+            batch = self._held = self._held or self._reader.first()
+            self._reader.drop(batch)
+            given = shaped({name: self._on_mesh(name, batch) for name in batch.tensors})
         except StopIteration:
             self.close()
             self._place = (self._goal or 0, (0, 0), 0)
-            self._progress.end(self._where, self.waited)
+            self._progress.end(self._where_at(self._place), self.waited)
             raise
         except DeviceMeshError:  # the batch is given once the mesh is healed
             raise
         except Exception:
             self.close()
             raise
-        self._held = None
+        self._progress.count(batch.rows, self._where_at(batch.place), self.waited)
+        # Where an interrupt comes before, the batch is still to be given; nothing comes between these.
         self._place = batch.place
-        self._progress.count(batch.rows, self._where, self.waited)
-        return shaped(given)
+        self._held = None
+        return given
 
     def _start(self) -> None:
         places = self._mesh is not None and not self._mesh.is_abstract
@@ -142,8 +144,9 @@ class Stream:
             self._mesh.executor  # noqa: B018  (workers start in this thread)
         begin = self._place, self._goal, self._drawn
         made = _Maker(self._source, self._options, self._types, self._mesh, places, *begin)
-        self._reader = Reader(made.batches(), self._options.ahead, made.doing)
-        self._finalizer = weakref.finalize(self, self._reader.close)
+        reader = Reader(made.batches(), self._options.ahead, made.doing)
+        self._finalizer = weakref.finalize(self, reader.close)
+        self._reader = reader
 
     def _on_mesh(self, name: Any, batch: _Batch) -> torch.Tensor:
         tensor = batch.tensors[name]
@@ -178,9 +181,8 @@ class Stream:
             raise TypeError(f"{self._source.name}: the number of rows is not known before they are read")
         return rows // self._options.batch if self._options.last == "drop" else -(-rows // self._options.batch)
 
-    @property
-    def _where(self) -> str:
-        epoch, _, number = self._place
+    def _where_at(self, place: tuple[int, Cursor, int]) -> str:
+        epoch, _, number = place
         epochs = "" if self._goal is None else f"/{self._goal}"
         try:
             batches = f"/{len(self):,}"

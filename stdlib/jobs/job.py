@@ -15,6 +15,7 @@ import io
 import logging
 import os
 import pickle
+import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from monarch.compiler.config import settings
 from monarch.compiler.errors import MonarchError
 from monarch.runtime.actors.meshes import HostMesh
 from monarch.stdlib.live.page import dashboard
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
 """Where `JobTrait.state` looks for a job, and keeps it, if it is told nothing else."""
+
+_MORE_SECONDS = 2.0
+"""How long a host may take to say that what was killed there has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -144,9 +149,18 @@ class JobTrait(ABC):
         """Stop what this program runs on the hosts, and end them."""
         running, connected = self._running, self._connected
         try:
+            ends = []
             for hosts in connected:
-                with suppress(RuntimeError, MonarchError):  # it was stopped, shut down or closed before, or is lost
-                    hosts.stop().get()
+                with suppress(RuntimeError):  # it was stopped, shut down or closed before
+                    ends.append(hosts.stop())
+            until = time.monotonic() + settings.process_exit_timeout + _MORE_SECONDS
+            for end in ends:
+                try:
+                    end.get(max(0.0, until - time.monotonic()))
+                except TimeoutError:
+                    log.warning("what this program runs on the job's hosts has not ended in time: its hosts are ended")
+                except (RuntimeError, MonarchError):  # they are lost
+                    pass
         finally:  # also where this is interrupted: nobody else would end the hosts
             if running is not None:
                 running._kill()
@@ -166,6 +180,7 @@ class JobTrait(ABC):
         """What `dump` writes."""
         running = self._running or self
         running._dumped = True
+        running._outlive()
         return pickle.dumps(running)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -188,6 +203,9 @@ class JobTrait(ABC):
     def _forget(self, pid: int) -> None:
         if self._running is self and not self._dumped and pid == os.getpid():
             self.kill()
+
+    def _outlive(self) -> None:  # noqa: B027  most schedulers' hosts do
+        """A file remembers the job: its hosts are not to end with this program any more."""
 
     @abstractmethod
     def can_run(self, spec: JobTrait) -> bool:

@@ -25,6 +25,17 @@ from monarch.stdlib.jobs.job import JobState, JobTrait
 
 COMMAND = "from monarch.compiler.cli.hosts import main; main()"
 """What Python runs as `monarch`."""
+_WATCH = """\
+import os, signal, threading
+
+def watch():
+    if not os.read({watched}, 1):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+threading.Thread(target=watch, daemon=True).start()
+"""
+"""And before it, to end with the program, in whatever way that ends: then this pipe comes to its end, in which there is
+a byte for each host that is to outlive the program."""
 _SERVING = re.compile(r"^monarch host: serving on (\S+) ", re.MULTILINE)
 _LOOK_SECONDS = 0.02
 _END_SECONDS = 10.0
@@ -71,9 +82,11 @@ class ProcessJob(JobTrait):
         """The process id of each, and when it was started, by the kernel's count."""
         self._children: dict[int, subprocess.Popen[bytes]] = {}
         """Those that this program has started."""
+        self._lifeline = -1
+        """The end of a pipe that only this program has: with it end the hosts that read from the other end."""
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_children": {}}
+        return super().__getstate__() | {"_children": {}, "_lifeline": -1}
 
     def _create(self, client_script: str | None) -> None:
         folder = Path(tempfile.mkdtemp(prefix="monarch-job-"))
@@ -81,19 +94,40 @@ class ProcessJob(JobTrait):
         token = folder / "token"
         token.touch(mode=0o600)
         token.write_text(token_hex(32))
-        command = [sys.executable, "-P", "-c", COMMAND, "host", "--listen", "127.0.0.1:0", "--token-file", str(token)]
+        watched, self._lifeline = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-P", "-c", _WATCH.format(watched=watched) + COMMAND]
+        command += ["host", "--listen", "127.0.0.1:0", "--token-file", str(token)]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **self._env}
         try:
             for number in range(sum(self._meshes.values())):
                 with (folder / f"host{number}").open("w") as said:
                     process = subprocess.Popen(
-                        command, env=env, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+                        command,
+                        env=env,
+                        stdin=subprocess.DEVNULL,
+                        stdout=said,
+                        stderr=said,
+                        start_new_session=True,
+                        pass_fds=[watched],
                     )
                 self._children[process.pid] = process
                 self._started.append((process.pid, start_of(process.pid)))
         except BaseException:
             self._kill()
             raise
+        finally:
+            os.close(watched)
+
+    def _outlive(self) -> None:
+        self._let_go(b"." * len(self._children))
+
+    def _let_go(self, said: bytes = b"") -> None:
+        """Let the hosts know that they outlive this program, each by a byte, or end with it."""
+        lifeline, self._lifeline = self._lifeline, -1
+        if lifeline >= 0:
+            with suppress(BrokenPipeError):  # they have ended
+                os.write(lifeline, said)
+            os.close(lifeline)
 
     def _state(self) -> JobState:
         deadline = time.monotonic() + settings.host_spawn_ready_timeout
@@ -123,8 +157,8 @@ class ProcessJob(JobTrait):
 
     def _alive(self, number: int) -> bool:
         pid, since = self._started[number]
-        if pid in self._children:
-            self._children[pid].poll()
+        if pid in self._children:  # the kernel shows a process whose first thread has ended as one that has
+            return self._children[pid].poll() is None
         return since != "" and start_of(pid) == since
 
     def _kill(self) -> None:
@@ -137,6 +171,7 @@ class ProcessJob(JobTrait):
             deadline = time.monotonic() + _END_SECONDS
             while any(map(self._alive, left)) and time.monotonic() < deadline:
                 time.sleep(_LOOK_SECONDS)
+        self._let_go()
         self._started = []
         shutil.rmtree(self._folder, ignore_errors=True)
 

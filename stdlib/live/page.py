@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import atexit
 import html
+import os
 import threading
 
 from monarch.stdlib.live.listening import listen
@@ -21,6 +21,7 @@ class Dashboard:
     def __init__(self, port: int) -> None:
         self._server = Server({"snapshot": watch().snapshot, "stacks": watch().stacks}, port)
         self.url = self._server.url
+        self.owner = os.getpid()
 
     def close(self) -> None:
         """Serve the page no more; `monarch.dashboard()` makes another. Idempotent."""
@@ -69,7 +70,7 @@ def dashboard(port: int = 0) -> Dashboard:
         return _dashboard
 
 
-@atexit.register
-def _close() -> None:
-    if _dashboard is not None:
+def at_exit() -> None:
+    """Close it, at the program's end."""
+    if _dashboard is not None and _dashboard.owner == os.getpid():
         _dashboard.close()

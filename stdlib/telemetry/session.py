@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
 import math
+import os
 import sys
 import threading
 from dataclasses import dataclass
@@ -88,21 +88,27 @@ class _Session:
         memory = settings.telemetry_memory if config.memory is None else config.memory
         collecting.start(Bounds(memory, config.retention_secs))
         self._log = logs.log_to(_logged)
+        self.owner = os.getpid()
         self._exporters = exporters
         self._interval = config.export_interval
         self._after: dict[str, int] = {}
         self._ended = threading.Event()
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="monarch telemetry export", daemon=True)
         if exporters:
             self._thread.start()
 
-    def stop(self) -> None:
+    def stop(self, seconds: float | None = None) -> None:
+        """Stop, and wait for the last export, so long at most."""
         try:
-            self._log.close()
+            self._log.close() if seconds is None else self._log.close_within(seconds)
             self._ended.set()
             if self._exporters:
-                self._thread.join()
-                self._export()
+                self._thread.join(seconds)
+                if self._thread.is_alive():
+                    logger.warning("the program ends without telemetry's last export: it has taken %g s", seconds)
+                elif self._error is not None:
+                    raise self._error
         finally:
             collecting.stop()
 
@@ -112,6 +118,10 @@ class _Session:
                 self._export()
             except (MonarchError, OSError) as error:
                 logger.warning("telemetry is not exported this time: %s", error)
+        try:
+            self._export()
+        except Exception as error:  # the last time whoever ends it is told
+            self._error = error
 
     def _export(self) -> None:
         """Give the exporters the rows that are new since the last time."""
@@ -158,7 +168,12 @@ def stop() -> None:
         session.stop()
 
 
-atexit.register(stop)
+def at_exit() -> None:
+    """The same, at the program's end, which does not wait longer than the setting `exit_timeout` says."""
+    global _session
+    session, _session = _session, None
+    if session is not None and session.owner == os.getpid():
+        session.stop(settings.exit_timeout)
 
 
 def query(sql: str) -> Any:

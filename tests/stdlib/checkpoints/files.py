@@ -59,5 +59,8 @@ class WritingHere:
         sums = {(file, offset): sums for each in self._found for file, offset, sums in each["sums"]}
         return Written(sum(each["bytes"] for each in self._found), True, sums)
 
+    def ahead(self) -> int:
+        return 0
+
     def end(self) -> None:
         pass

@@ -6,7 +6,8 @@ import os
 import signal
 import textwrap
 import threading
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import monarch
 from monarch.distributed import Mesh
 from monarch.exceptions import CheckpointError, DeviceMeshError
 from monarch.runtime.controller.storing import Storing
+from monarch.stdlib.checkpoints import saving
 from monarch.testing import chaos
 from tests import python
 from tests.sample import is_full
@@ -262,3 +264,27 @@ def test_an_interrupt_at_any_point_of_a_save_leaves_its_path_free(tmp_path: Path
             monarch.save({"x": values[1]}, path).result()
             assert torch.equal(monarch.load(path, {"x": torch.zeros(8)})["x"], torch.full((8,), 2.0)), found.where
         assert len(os.listdir("/proc/self/fd")) <= opened and not list(tmp_path.glob(".*"))
+
+
+def test_a_second_interrupt_while_a_save_is_given_up_leaves_its_path_free(tmp_path: Path) -> None:
+    within = ["/stdlib/checkpoints/", "/runtime/controller/storing.py"]
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.full((8,), 1.0), mesh, "[@data]")
+        for at in range(0, 200, 1 if is_full() else 25):
+            path = tmp_path / str(at)
+            with ExitStack() as second, suppress(KeyboardInterrupt), pytest.MonkeyPatch.context() as patch:
+
+                def interrupted(self: Any, *arguments: Any, at: int = at, second: ExitStack = second) -> None:
+                    second.enter_context(chaos.interrupt(at, within=within))
+                    raise KeyboardInterrupt
+
+                patch.setattr(saving.Saving, "__init__", interrupted)  # behind the workers' start
+                monarch.save({"x": x}, path)
+            until = time.monotonic() + 60
+            while True:  # what the second has not waited for goes on
+                try:
+                    monarch.save({"x": x}, path).result()
+                    break
+                except CheckpointError:
+                    assert time.monotonic() < until, at
+        assert not list(tmp_path.glob(".*"))
