@@ -42,7 +42,6 @@ from monarch.runtime.worker.graphs import WARM_UP, Graphs
 from monarch.stdlib.kernels.tuning import fastest
 
 RESULTS = Path(__file__).parent / "results"
-COPY_BYTES = 1 << 30
 COPY = 1 / 0.9
 """At most this times what copying as many bytes takes."""
 COMPILED = 1.0
