@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -169,7 +169,7 @@ def module_to_mesh(
             chosen[name] = _fully_sharded(tensor, mesh) if isinstance(tensor, nn.Parameter) else None
     else:
         for pattern, layout in layouts.items():
-            matching = [name for name in names if _matches(pattern, name)]
+            matching = _matching(pattern, names)
             if not matching:
                 close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names)[:3]
                 raise LayoutError(
@@ -260,10 +260,13 @@ def _names(module: nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def _matches(pattern: str, name: str) -> bool:
+def _matching(pattern: str, names: Collection[str]) -> list[str]:
+    """The names that a pattern matches. A preset gives each name by itself: these are not tried one by one."""
     if len(pattern) > 1 and pattern[0] == pattern[-1] == "/":
-        return re.fullmatch(pattern[1:-1], name) is not None
-    return fnmatch.fnmatchcase(name, pattern)
+        return [name for name in names if re.fullmatch(pattern[1:-1], name)]
+    if not any(letter in pattern for letter in "*?["):
+        return [pattern] if pattern in names else []
+    return [name for name in names if fnmatch.fnmatchcase(name, pattern)]
 
 
 def _of_rank(layout: Any, tensor: torch.Tensor, name: str) -> LayoutLike | None:
