@@ -66,6 +66,8 @@ class WorkerState(Lending):
         self._freed = Freed()
         self.plans: dict[int, LoadedPlan | Report | None] = {}
         """By number; None for those that run on other workers."""
+        self._unmade: dict[int, tuple[Any, NDSlice | None]] = {}
+        """Files of plans that could not be made, as memory was short, and for whom they are: each step tries again."""
         self._mesh = mesh
         self._everyone = range(mesh.workers)
         self._session(collectives)
@@ -149,6 +151,7 @@ class WorkerState(Lending):
         collectives."""
         self._session(collectives)
         self.plans.clear()
+        self._unmade.clear()
         self._files.stop_all()
         self.arena.fit(0)
         self.handlers, self._tracer = self._untraced, None
@@ -247,6 +250,8 @@ class WorkerState(Lending):
         _, number, base, outputs, place, freed = wire.RUN_HEAD.unpack_from(body)
         if freed:
             self._drop(step, wire.unpack_numbers(body[-wire.KIND.size * freed :]))
+        if number in self._unmade:
+            self._make(step, number, *self._unmade.pop(number))
         plan = self.plans[number]
         if not isinstance(plan, LoadedPlan):
             return [] if plan is None else [self._miss(step, base, outputs, replace(plan, step=step))]
@@ -369,6 +374,10 @@ class WorkerState(Lending):
                 self.plans[number] = None
                 return []
             self._ranks[number] = frozenset(ranks)
+        return self._make(step, number, blob, ranks)
+
+    def _make(self, step: int, number: int, blob: Any, ranks: NDSlice | None) -> list[Message]:
+        """Make the plan of a file for these workers, or a report for each step that would run it."""
         try:
             plan: Plan | PlanError
             # Made by the process of which this one is a fork.
@@ -403,6 +412,8 @@ class WorkerState(Lending):
         except Exception as error:  # told at each step that would run the plan
             # A plan that is not for this machine is nobody's fault here: the message says it all.
             where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))
+            if not isinstance(error, PlanError):
+                self._unmade[number] = blob, ranks
             self.plans[number] = report = Report("failed", self.rank, step, describe(error), where)
             return [report]
         return []
@@ -424,6 +435,7 @@ class WorkerState(Lending):
     def _unload(self, step: int, body: bytearray) -> list[Message]:
         for number in wire.unpack_numbers(body)[1:]:
             self.plans.pop(number, None)
+            self._unmade.pop(number, None)
             self._ranks.pop(number, None)
         if not any(isinstance(plan, LoadedPlan) and plan.frame.plan.arena for plan in self.plans.values()):
             self.arena.fit(0)

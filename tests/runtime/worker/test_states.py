@@ -196,6 +196,24 @@ def test_a_plan_for_whose_values_there_is_no_memory() -> None:
         assert torch.equal(worker.state.values[9 + handle], expected)
 
 
+def test_a_plan_for_which_memory_was_short_runs_when_there_is_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    worker, plan = Worker(), replace(scaled(), arena=4096)
+    worker.state.values[1] = torch.tensor([1.0, 2.0])
+
+    def full(size: int) -> None:
+        raise OSError("Cannot allocate memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("monarch.runtime.worker.arena._mapped", full)
+        worker.load(3, plan)
+        (report,) = worker.run(3, plan, 10, 1, 2.5)
+        assert isinstance(report, Report) and report.kind == "failed" and report.step == worker.step
+        assert "Cannot allocate" in report.error
+    assert worker.run(3, plan, 20, 1, 2.5) == []
+    (value,) = worker.do(wire.numbers(wire.FETCH, 20, 0, 2))
+    assert isinstance(value, Fetched) and value.tensor.tolist() == [2.5, 5.0]
+
+
 def test_a_step_that_fails_leaves_nothing_behind_in_the_arena() -> None:
     worker, plan, bad = Worker(), in_the_arena(4), in_the_arena(4, bad=True)
     worker.load(1, plan)
