@@ -24,6 +24,7 @@ from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
+from monarch.language.tensors.mesh import open_meshes
 from tests.compiler.kernels.graphs import fused, graph_of, kernels_of
 
 ROWS, CLASSES = 64, 96
@@ -62,7 +63,12 @@ def traced(folder: Path, mesh: str, dtype: str = "float32", reduction: str = "",
     given["float"] = "" if dtype == "float32" else ".float()"
     path = folder / "loss.py"
     path.write_text(PROGRAM.format(**given).replace('"[, -]"', '"[-, -]"'))
-    return load_program(f"{path}:step", None, {}, False).graph
+    before = set(open_meshes())
+    try:
+        return load_program(f"{path}:step", None, {}, False).graph
+    finally:
+        for each in set(open_meshes()) - before:  # the file's module stays, and programs of other tests would meet them
+            each.close()
 
 
 def lowered(graph: Graph, target: str = "cpu", kernels: str = "all") -> Graph:
