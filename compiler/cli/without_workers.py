@@ -49,6 +49,8 @@ class TypesOnly:
         plan: Plan,
         arguments: Sequence[Handle | torch.Tensor | float | int],
         bind: Bind | None = None,
+        *,
+        release: Sequence[Handle] = (),
     ) -> list[Handle]:
         made: list[Handle] = [TypedHandle(spec.type) for spec in plan.outputs]
         if bind is not None:

@@ -119,6 +119,8 @@ class Executor(Protocol):
         plan: Plan,
         arguments: Sequence[Handle | torch.Tensor | float | int],
         bind: Bind | None = None,
+        *,
+        release: Sequence[Handle] = (),
     ) -> list[Handle]:
         """Run one step. `arguments` are in the order of `plan.inputs`: a handle of exactly the type that the plan
         names, a plain tensor of the global shape (inputs only; split as `put` does), or a number for a scalar or a
@@ -126,7 +128,10 @@ class Executor(Protocol):
 
         `bind` puts these handles where they belong. It is called once the step is certain to run, also if this call is
         interrupted then (at the latest by `settle`); it may be called twice. What it returns undoes what it did to
-        Python, should the step fail (see `undo`): it is kept until the step is known to have worked."""
+        Python, should the step fail (see `undo`): it is kept until the step is known to have worked.
+
+        `release` are handles that the step does not read and that nobody uses once it is given: the workers free them
+        before they run it. Where this call refuses the step, they are as before."""
         ...
 
     def settle(self) -> bool:

@@ -7,7 +7,7 @@ program does at a call, and then the call is one command and what the trace left
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from operator import attrgetter
 from types import MappingProxyType
@@ -16,17 +16,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ArgumentWritten, DeviceMeshError, LayoutError, MonarchError, ProgramError
+from monarch.compiler.errors import ArgumentWritten, DeviceMeshError, ProgramError
 from monarch.compiler.execution.executor import Bind, Handle, TakeBack
 from monarch.compiler.plan import CompileOptions, Plan
 from monarch.compiler.symbols import is_named, value_at
 from monarch.compiler.tape import Expr, Value, evaluate
-from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compile_template
 from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
 from monarch.language.programs.call import leads_to
 from monarch.language.programs.effects import Alias, Change, Gradients, Outcome, undoing
+from monarch.language.programs.given_up import GivenUp
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
@@ -34,11 +34,10 @@ from monarch.language.programs.passed import also_read, containers_in
 from monarch.language.programs.signature import source_of
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
-from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.plain import same_content
+from monarch.language.tensors.plain import check_data, same_content
 from monarch.language.tensors.shapes import make_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Failure, Ref
+from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 if TYPE_CHECKING:
     from monarch.compiler.schedule.template import Template
@@ -153,8 +152,10 @@ class Compiled:
         scalars: Mapping[str, float],
         cells: list[Cell],
         bind: Bind | None,
+        release: Sequence[Handle] = (),
     ) -> list[Handle]:
-        """Give the workers one step; `bind` puts what it makes where it belongs (see `Executor.run`)."""
+        """Give the workers one step; `bind` puts what it makes where it belongs, and `release` they free first (see
+        `Executor.run`)."""
         if self.later == 1:
             assert self.template is not None
             self.plan = self.template.at(self.values, again=True)
@@ -167,7 +168,11 @@ class Compiled:
                 arguments.append(cells[where].handle)
             elif kind == _INPUT:
                 leaf = leaves[where]
-                arguments.append(leaf._ref.cell.handle if isinstance(leaf, DistributedTensor) else leaf)
+                if isinstance(leaf, DistributedTensor):
+                    leaf = leaf._ref.cell.handle
+                elif type(leaf) is not torch.Tensor or leaf.is_meta:
+                    check_data(leaf, f"argument {where} of '{trace.name}'")
+                arguments.append(leaf)
             elif kind == _SCALAR:
                 arguments.append(scalars[where])
             else:
@@ -175,12 +180,13 @@ class Compiled:
                     before, seed = torch.get_rng_state(), next_seed()
                 arguments.append(seed)  # one for all parts
         if before is None:
-            return trace.executor.run(self.plan, arguments, bind)
+            return trace.executor.run(self.plan, arguments, bind, release=release)
         drawn = _Drawn(before, bind)
         try:
-            return trace.executor.run(self.plan, arguments, drawn.bind)
-        except DeviceMeshError:
-            if not drawn.given:  # the mesh is lost, and the call is to be made again
+            return trace.executor.run(self.plan, arguments, drawn.bind, release=release)
+        except BaseException:
+            trace.mesh.settle()  # a step that was given when an interrupt came is bound first
+            if not drawn.given:  # the call is to be made again
                 torch.set_rng_state(before)
             raise
 
@@ -460,9 +466,7 @@ class Variant:
         if not known:
             for mesh, own in trace.by_mesh(small):
                 mesh.separate(own, cells)
-        if self._dropped:
-            self._refuse_meta(leaves)
-        given_up = self._give_up(live, leaves)
+        given_up = GivenUp()
         bound: tuple[Outcome, list[Change | Gradients]] | None = None
 
         def bind(handles: list[Handle]) -> TakeBack | None:
@@ -482,11 +486,12 @@ class Variant:
             return undoing(bound[1])
 
         try:
-            handles = compiled.run(trace, leaves, scalars, cells, bind)
+            release = given_up.take(self._given_up(live, leaves)) if self._dropped else ()
+            handles = compiled.run(trace, leaves, scalars, cells, bind, release)
         except BaseException:
             trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
-            for leaf, fake in given_up if bound is None else ():
-                leaf.grad = self._lost(TensorType(fake.dtype, tuple(fake.shape)), leaf.mesh)
+            if bound is None:
+                given_up.give_back()
             raise
         assert bound is not None
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]
@@ -507,37 +512,10 @@ class Variant:
             return self.compiled.result(0, handles[0], self._home)
         return self.compiled.results(self.trace, handles, scalars, outcome)
 
-    def _give_up(self, live: Live, leaves: list[Any]) -> list[tuple[Any, torch.Tensor]]:
-        """Drop the gradients that the last step left and this one makes anew without reading them: the workers free
-        them before they take the step, rather than hold both. Gives the leaves, and what looks like their gradients."""
-        given_up: list[tuple[Any, torch.Tensor]] = []
-        for spot, node in self._dropped:
-            grad = live.pop(spot)
-            if grad is not None:
-                leaf = live[node.parent] if node.parent is not None else node.holder(live, leaves)
-                given_up.append((leaf, grad._ref.fake))
-                leaf.grad = grad = None
-        return given_up
-
-    def _refuse_meta(self, leaves: list[Any]) -> None:
-        """Raise for arguments without data before gradients are given up for the step."""
-        for kind, number in self.compiled.fetch:
-            leaf = leaves[number] if kind == _INPUT else None
-            if type(leaf) is torch.Tensor and leaf.is_meta:
-                raise LayoutError(
-                    f"argument {number} of '{self.compiled.plan.name}' is on the meta device, and has no data",
-                    hint="monarch.distribute makes zeros of it on the mesh.",
-                    source=user_source(),
-                )
-
-    def _lost(self, type_: TensorType, mesh: Mesh) -> DistributedTensor:
-        """A tensor without a value, for a gradient that the call dropped before a step that could not start."""
-        cell = Cell(mesh, type_)
-        cell.failure = Failure(
-            MonarchError(
-                f"this tensor ({type_}) was given up for a step of '{self.compiled.plan.name}' that could not start",
-                hint="a step that works makes it anew; the state of the last one is kept.",
-            )
-        )
-        fake = make_fake(type_.shape, type_.dtype)
-        return DistributedTensor(fake, Ref(cell, fake))
+    def _given_up(self, live: Live, leaves: list[Any]) -> list[Any]:
+        """The leaves whose gradients the last step left and this one makes anew without reading them."""
+        return [
+            live[node.parent] if node.parent is not None else node.holder(live, leaves)
+            for spot, node in self._dropped
+            if live.pop(spot) is not None
+        ]

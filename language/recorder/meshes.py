@@ -146,6 +146,8 @@ def _name(mesh: Mesh, taken: dict[str, Mesh]) -> str:
 
 def apart_error(first: Mesh, second: Mesh) -> ProgramError:
     """The error of one program on meshes that have no workers to share a step."""
+    if first.is_closed or second.is_closed:
+        return _closed_error(first, second)
     return ProgramError(
         "a program on two meshes that were made apart",
         hint=f"one is {first!r}, the other {second!r}.\n"
@@ -158,6 +160,8 @@ def apart_error(first: Mesh, second: Mesh) -> ProgramError:
 
 def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
     """The error of an op with operands on two meshes."""
+    if first._root is not second._root and (first.is_closed or second.is_closed):
+        return _closed_error(first, second)
     same = " (another mesh of the same shape)" if first.spec == second.spec else ""
     move = "a + b.to(a.mesh)      # right: b is brought to a's mesh, and its gradient back.\n"
     move += "For gradients of a pipeline's stages: pipe.clip_grad_norm_(max_norm)"
@@ -166,5 +170,16 @@ def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
     return ProgramError(
         "tensors on different meshes in one op",
         hint=f"one is on {first!r}, the other on {second!r}{same}.\nMove one: {move}.",
+        source=user_source(),
+    )
+
+
+def _closed_error(first: Mesh, second: Mesh) -> ProgramError:
+    """The error of a program on two meshes one of which is closed."""
+    closed, other = (first, second) if first.is_closed else (second, first)
+    return ProgramError(
+        f"the mesh is closed: {closed!r}",
+        hint=f"its tensors have ended with its workers. The other one is on {other!r}: make both there,\n"
+        "monarch.distribute(tensor, mesh, layout), or monarch.load(path, into=...).",
         source=user_source(),
     )

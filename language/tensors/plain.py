@@ -6,9 +6,11 @@ import weakref
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.execution.executor import Handle
+from monarch.compiler.execution.factories import abstract_can_run
 from monarch.compiler.types import TensorType
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -25,6 +27,20 @@ def check_dense(tensor: torch.Tensor) -> None:
             hint="make it dense first: x.to_dense().",
             source=user_source(),
         )
+
+
+def check_data(tensor: torch.Tensor, what: str) -> None:
+    """Raises LayoutError for a tensor that workers are to be given and that has no data."""
+    kind = type(tensor)
+    if not tensor.is_meta and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or abstract_can_run():
+        return
+    if tensor.is_meta:
+        found, hint = "on the meta device, and has no data", "monarch.distribute makes zeros of it on the mesh."
+    elif isinstance(tensor, FakeTensor):
+        found, hint = f"a {kind.__name__}, which has no data", "pass a tensor that was made outside of FakeTensorMode."
+    else:
+        found, hint = f"a {kind.__name__}, whose data only that class knows", "pass a torch.Tensor made of it."
+    raise LayoutError(f"{what} is {found}", hint=hint, source=user_source())
 
 
 def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor:

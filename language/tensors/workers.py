@@ -12,6 +12,7 @@ from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs
 from monarch.compiler.execution.factories import abstract_can_run, executor_for
 from monarch.compiler.mesh import Shape
 from monarch.compiler.types import MeshSpec
+from monarch.language.source import user_source
 
 _numbers = count()
 
@@ -53,7 +54,8 @@ class Workers:
                 hint="programs on it can be traced and compiled, not run: Mesh(...) without .abstract has workers.",
             )
         if self.closed:
-            raise MonarchError(f"the mesh is closed: {self.spec}", hint="make a new Mesh.")
+            hint = "its tensors have ended with its workers: make a new Mesh, and monarch.distribute to it."
+            raise MonarchError(f"the mesh is closed: {self.spec}", hint=hint, source=user_source())
         with self._starting:  # of several threads one starts them
             if self.executor is None:
                 self.executor = executor_for(self.spec, self.where)

@@ -229,6 +229,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         arguments: Sequence[Argument],
         bind: Bind | None = None,
         part: PartExecutor | None = None,
+        *,
+        release: Sequence[Handle] = (),
     ) -> list[Handle]:
         with self._lock:
             self.connection.enter(plan.name)
@@ -286,14 +288,18 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 step.bind = partial(bind, made)
             ids = tuple(self._next_freed()) if self._freed or self._freeing else ()
             freed = len(ids)
-            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, freed, *values)
-            if freed:
-                body += struct.pack(f"={freed}q", *ids)
+            released = [each for each in release if type(each) is RemoteTensor][: max(0, wire.FREE_AT_ONCE - freed)]
+            ids += tuple([each.id for each in released])
+            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, len(ids), *values)
+            if ids:
+                body += struct.pack(f"={len(ids)}q", *ids)
             step.commits = bool(record.donated)
             step.again = Replay(body, (), range(base, base + len(made)), plan, record)
             self._give(step)
             if freed:
                 del self._freeing[:freed]
+            for each in released:
+                each.taken_by = step  # which has freed it
             self.connection.publish()
             if self._log or heard(Log):
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")

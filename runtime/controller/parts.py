@@ -44,8 +44,10 @@ class PartExecutor:
     def put(self, tensor: torch.Tensor, type: TensorType, lent: bool = False) -> RemoteTensor:
         return self.whole.put(tensor, type, lent, self)
 
-    def run(self, plan: Plan, arguments: Sequence[Argument], bind: Bind | None = None) -> list[Handle]:
-        return self.whole.run(plan, arguments, bind, self)
+    def run(
+        self, plan: Plan, arguments: Sequence[Argument], bind: Bind | None = None, *, release: Sequence[Handle] = ()
+    ) -> list[Handle]:
+        return self.whole.run(plan, arguments, bind, self, release=release)
 
     def settle(self) -> bool:
         return self.whole.settle()

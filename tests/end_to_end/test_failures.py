@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import monarch
 from monarch.compiler.errors import DeviceMeshError, LayoutError
@@ -205,7 +206,7 @@ def test_ops_behind_a_failed_program_keep_what_does_not_depend_on_it() -> None:
         assert torch.equal(table.full_tensor(), torch.arange(8.0))
 
 
-def test_an_argument_without_data_leaves_the_gradients() -> None:
+def test_an_argument_without_data_changes_nothing() -> None:
     with Mesh(data=2) as mesh:
         model = monarch.module_to_mesh(nn.Linear(4, 4), mesh)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -213,18 +214,40 @@ def test_an_argument_without_data_leaves_the_gradients() -> None:
         @monarch.program
         def step(x: torch.Tensor) -> torch.Tensor:
             optimizer.zero_grad()
-            loss = model(x).sum()
+            loss = torch.dropout(model(x), 0.5, True).sum()
             loss.backward()
             optimizer.step()
             return loss
 
+        with FakeTensorMode():
+            fake = torch.ones(8, 4)
+        without = {"is on the meta device": torch.ones(8, 4, device="meta"), "is a FakeTensor": fake}
+
+        def refused() -> None:
+            before, random = model.weight.grad, torch.get_rng_state()
+            for what, x in without.items():
+                with pytest.raises(LayoutError, match=f"argument 0 of 'step' {what}") as failed:
+                    step(x)
+                assert failed.value.source.file == __file__
+            assert model.weight.grad is before and torch.equal(torch.get_rng_state(), random)
+
+        refused()  # at the first call
         for _ in range(3):
             step(torch.ones(8, 4))
-        before = model.weight.grad.full_tensor()
-        with pytest.raises(LayoutError, match="argument 0 of 'step' is on the meta device") as failed:
-            step(torch.ones(8, 4, device="meta"))
+        values = model.weight.grad.full_tensor()
+        refused()
+        assert torch.equal(model.weight.grad.full_tensor(), values)
+
+
+def test_a_closed_mesh_is_said_with_the_line() -> None:
+    double = monarch.program(lambda x: x * 2)
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.ones(4), mesh)
+        assert double(x).sum().item() == 8
+    for program in (double, monarch.program(lambda x: x * 3)):
+        with pytest.raises(monarch.MonarchError, match="the mesh is closed: mesh<data=2>") as failed:
+            program(x)
         assert failed.value.source.file == __file__
-        assert torch.equal(model.weight.grad.full_tensor(), before)
 
 
 def test_a_forked_child_is_told_that_the_mesh_is_its_parents() -> None:

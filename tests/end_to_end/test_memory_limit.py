@@ -113,15 +113,16 @@ def test_a_limit_that_cannot_be_kept_is_said_before_anything_runs() -> None:
         monarch.program(memory_limit="plenty")(lambda x: x)
 
 
-def test_gradients_given_up_for_a_step_that_could_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradients_stay_where_a_step_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with Mesh(data=2) as mesh:
         weight = monarch.distribute(torch.randn(4, 4), mesh, "[-, -]").requires_grad_(True)
-        optimizer = torch.optim.SGD([weight], lr=0.1)
+        bias = monarch.distribute(torch.randn(4), mesh).requires_grad_(True)
+        optimizer = torch.optim.SGD([weight, bias], lr=0.1)
 
         @monarch.program
         def step(x: "f32[8@data, 4]") -> torch.Tensor:
             optimizer.zero_grad()
-            loss = (x @ weight).sum()
+            loss = (torch.dropout(x, 0.5, True) @ weight + bias).square().sum()
             loss.backward()
             optimizer.step()
             return loss
@@ -129,16 +130,39 @@ def test_gradients_given_up_for_a_step_that_could_not_start(monkeypatch: pytest.
         x = torch.randn(8, 4)
         for _ in range(3):
             step(x)
-        before = weight.grad.full_tensor()
 
-        def refuse(*arguments: object) -> None:
-            raise OSError("no")
+        def refuse(*arguments: object, **more: object) -> None:
+            raise KeyboardInterrupt
 
-        with monkeypatch.context() as patch:
-            patch.setattr(type(mesh.executor), "run", refuse)
-            with pytest.raises(OSError, match="no"):
-                step(x)
-        with pytest.raises(MonarchError, match="was given up for a step of 'step' that could not start"):
-            weight.grad.full_tensor()
+        connection = type(mesh.executor.connection)  # type: ignore[attr-defined]
+        before, random = weight.grad, torch.get_rng_state()  # the bias' gradient nobody else holds
+        values = [tensor.full_tensor() for tensor in (weight, bias, before, bias.grad)]
+        for what, name in ((type(mesh.executor), "run"), (connection, "enter"), (connection, "try_to_give")):
+            with monkeypatch.context() as patch:
+                patch.setattr(what, name, refuse)
+                with pytest.raises(KeyboardInterrupt):
+                    step(x)
+            assert weight.grad is before and torch.equal(random, torch.get_rng_state())
+            now = [tensor.full_tensor() for tensor in (weight, bias, weight.grad, bias.grad)]
+            assert all(map(torch.equal, values, now))
         step(x)
-        assert torch.equal(weight.grad.full_tensor(), before)
+        assert weight.grad is not before and torch.equal(before.full_tensor(), values[2])
+
+
+def test_what_else_holds_a_gradient_keeps_its_value() -> None:
+    with Mesh(data=2) as mesh:
+        weights = [monarch.distribute(torch.full((4,), float(n)), mesh).requires_grad_(True) for n in range(4)]
+
+        @monarch.program
+        def step(x: torch.Tensor) -> torch.Tensor:
+            for weight in weights:
+                weight.grad = None
+            loss = sum((weight * weight * x).sum() for weight in weights)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            step(torch.ones(4))
+        kept = [weights[0].grad, weights[1].grad[1:], weights[2].grad.detach()]
+        step(torch.full((4,), 7.0))
+        assert [each.full_tensor()[0].item() for each in (*kept, weights[3].grad)] == [0, 2, 4, 42]

@@ -94,7 +94,7 @@ class DenseExecutor:
         self.puts += 1
         return DenseHandle(tensor.clone(), type)
 
-    def run(self, plan: Plan, arguments: Sequence[Any], bind: Any = None) -> list[DenseHandle]:
+    def run(self, plan: Plan, arguments: Sequence[Any], bind: Any = None, *, release: Any = ()) -> list[DenseHandle]:
         self.runs.append(plan.name)
         values: dict[str | int, Any] = {}
         assert len(arguments) == len(plan.inputs)
@@ -110,6 +110,9 @@ class DenseExecutor:
         for donated, argument in zip(plan.donated, arguments, strict=True):
             if donated:
                 argument.freed = True
+        for handle in release:
+            assert not any(handle is argument for argument in arguments)
+            handle.freed = True
         results = [value for value in returns if value is not None] + list(updates.values())
         made = [DenseHandle(value, spec.type) for value, spec in zip(results, plan.outputs, strict=True)]
         if bind is not None:

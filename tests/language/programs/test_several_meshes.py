@@ -353,6 +353,10 @@ def test_meshes_that_cannot_be_one_programs_say_so(root: Mesh, parts: tuple[Mesh
         y = monarch.distribute(torch.ones(4), apart)
         with pytest.raises(ProgramError, match="two meshes that were made apart"):
             monarch.program(lambda x, y: (x * 2, y * 2))(x, y)
+    for program in (lambda x, y: (x * 2, y * 2), lambda x, y: x + y):
+        with pytest.raises(ProgramError, match=r"the mesh is closed: Mesh\(data=2\)") as error:
+            monarch.program(program)(x, y)
+        assert f"on {a!r}" in error.value.hint
     with pytest.raises(ProgramError, match="two meshes that share workers"):
         monarch.program(lambda x: x.to(root.slice(data=0)) * 2)(x)
 

@@ -126,9 +126,11 @@ class _Choosing(MeshExecutor):
         super().__init__(mesh, connect)
         self._chosen: dict[int, tuple[Plan, Plan]] = {}
 
-    def run(self, plan: Plan, arguments: Sequence[Argument], bind: Any = None, part: Any = None) -> list[Handle]:
+    def run(
+        self, plan: Plan, arguments: Sequence[Argument], bind: Any = None, part: Any = None, **more: Any
+    ) -> list[Handle]:
         _, chosen = self._chosen.setdefault(id(plan), (plan, type(self).chosen(plan)))
-        return super().run(chosen, arguments, bind, part)
+        return super().run(chosen, arguments, bind, part, **more)
 
 
 class _Gloo(_Choosing):
