@@ -6,8 +6,9 @@ Only programs of named sizes load this, and SymPy with it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fractions import Fraction
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -68,6 +69,29 @@ class Symbols:
         """The Sizes of a tensor's shape."""
         return tuple([size if type(size) is int else self.size(size) for size in shape])
 
+    def expression(self, value: torch.SymFloat, of_size: Callable[[int], Any], apply: Callable[..., Any]) -> Any:
+        """A float that torch computes from sizes, as `apply(op, operands)` of `of_size(size)` and numbers; None for one
+        that is more than arithmetic."""
+        try:
+            return self._expression(value.node.expr, of_size, apply)
+        except Unknown:
+            return None
+
+    def _expression(self, expr: Any, of_size: Callable[[int], Any], apply: Callable[..., Any]) -> Any:
+        if isinstance(expr, (int, float, sympy.Number)):
+            return float(expr)
+        try:
+            return of_size(Size(self._poly(expr), self.scope))
+        except Unknown:
+            if (op := _ARITHMETIC.get(type(expr))) is None:
+                raise
+        found, *others = [self._expression(arg, of_size, apply) for arg in expr.args]
+        if op == "sqrt":
+            return apply(op, (found,))
+        for other in others:
+            found = apply(op, (found, other))
+        return found
+
     def close(self) -> None:
         """Give the scope what torch has decided. What has no expression of ours fixes all sizes."""
         for guard in self.environment.guards:
@@ -86,16 +110,45 @@ class Symbols:
             for each in expr.args:
                 yield from self._conditions(each, truth)
         elif isinstance(expr, sympy.core.relational.Relational):
-            left, right = (self._poly(side) for side in expr.args)
+            left, right = self._sides(*expr.args)
             relation, sign, holds = _RELATIONS[type(expr)]
             difference = left.plus(right, -1) if sign > 0 else right.plus(left, -1)
             yield Condition(difference, relation, holds is truth)
         else:
             raise Unknown
 
+    def _sides(self, left: Any, right: Any) -> Iterator[Poly]:
+        """Both sides of a relation. Where one is a quotient and the other a number, both times the divisor: `t / (2*t)
+        == 0.5` holds of all sizes."""
+        if isinstance(left, sympy.Number) and isinstance(right, _QUOTIENTS):
+            return reversed([*self._sides(right, left)])
+        if isinstance(left, _QUOTIENTS) and isinstance(right, sympy.Number):
+            over, by = self._scaled(left.args[0]), self._scaled(left.args[1])
+            number = Fraction(float(right))
+            whole = number * by[0] / over[0]
+            divisor = by[1].least
+            if divisor is not None and divisor > 0 and by[0] > 0 < over[0] and whole.denominator <= _FINE:
+                return iter(
+                    [
+                        over[1].times(Poly.number(whole.denominator)),
+                        by[1].times(Poly.number(whole.numerator)),
+                    ]
+                )
+            raise Unknown
+        return iter([self._poly(left), self._poly(right)])
+
+    def _scaled(self, expr: Any) -> tuple[Fraction, Poly]:
+        """A size times a number."""
+        if isinstance(expr, sympy.Mul) and isinstance(expr.args[0], sympy.Number):
+            factor = Fraction(float(expr.args[0]))
+            return factor, self._poly(sympy.Mul(*expr.args[1:]))
+        return Fraction(1), self._poly(expr)
+
     def _poly(self, expr: Any) -> Poly:
         if isinstance(expr, (int, sympy.Integer)):
             return Poly.number(int(expr))
+        if isinstance(expr, _functions.ToFloat):
+            return self._poly(expr.args[0])
         if isinstance(expr, sympy.Symbol):
             if expr not in self._names:
                 raise Unknown
@@ -124,6 +177,19 @@ class Symbols:
 _functions = _sympy.functions
 _DIVIDED = (_functions.FloorDiv, _functions.CleanDiv)
 _REST = (_functions.Mod, _functions.PythonMod)
+_QUOTIENTS = (_functions.FloatTrueDiv, _functions.IntTrueDiv)
+_FINE = 1024
+"""Quotients of sizes below 2**40 that differ from one with so small a denominator differ as floats too."""
+_ARITHMETIC: dict[Any, str] = {
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+    sympy.Pow: "pow",
+    _functions.FloatPow: "pow",
+    _functions.FloatTrueDiv: "div",
+    _functions.IntTrueDiv: "div",
+    _functions.OpaqueUnaryFn_sqrt: "sqrt",
+}
+"""SymPy's functions of floats, and the names of ours (`compiler.tape.FUNCTIONS`)."""
 _MAX, _MIN = (_functions.Max, sympy.Max), (_functions.Min, sympy.Min)
 _RELATIONS: dict[Any, tuple[str, int, bool]] = {
     sympy.Eq: ("==", 1, True),

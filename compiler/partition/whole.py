@@ -12,6 +12,7 @@ from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.rules import Call, Rule, fits, tensor_operands
 from monarch.compiler.rules.call import called_op, op_name
 from monarch.compiler.sizes import format_bytes
+from monarch.compiler.symbols import examples
 from monarch.compiler.types import TensorType
 
 _announced: dict[tuple[str, Source | None], None] = {}
@@ -52,7 +53,7 @@ def announce(graph: Graph, strict: bool) -> int:
 def _gathered_text(node: fx.Node) -> str:
     operands = tensor_operands(node)
     types: list[TensorType] = [operands[at].meta["type"] for at in node.meta["gathered"]]
-    return format_bytes(sum(math.prod(type_.shape) * type_.dtype.itemsize for type_ in types))
+    return format_bytes(sum(math.prod(examples(type_.shape)) * type_.dtype.itemsize for type_ in types))
 
 
 def _way_out(node: fx.Node, strict: bool) -> str:

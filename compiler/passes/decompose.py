@@ -237,6 +237,8 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
             elif inner.op == "call_function":
                 if isinstance(made := inner.meta.get("val"), torch.SymInt):
                     env[inner] = symbols.size(made)
+                elif isinstance(made, torch.SymFloat):
+                    env[inner] = _number(graph, symbols, made, types[0].dtype)
                 else:
                     env[inner] = _copy(graph, inner, env, node, symbols)
     results: Any = fx.node.map_arg(args_of(traced.graph.output_node())[0], lambda n: env[n])
@@ -280,6 +282,25 @@ def _copy(graph: Graph, inner: fx.Node, env: dict[fx.Node, Any], node: fx.Node, 
     if isinstance(copy.meta["type"], list):
         copy.meta["type"] = tuple(copy.meta["type"])
     return copy
+
+
+def _number(graph: Graph, symbols: Any, value: torch.SymFloat, dtype: torch.dtype) -> Any:
+    """A float that follows from named sizes: workers compute it, for tensors of this dtype."""
+    scalar = TensorType(torch.float64, ())
+
+    def full(number: Any) -> fx.Node:
+        return graph.call(aten.full.default, [], number, type=scalar, dtype=torch.float64)
+
+    def apply(name: str, operands: tuple[Any, ...]) -> fx.Node:
+        overload = {"sqrt": "default", "pow": "Tensor_Tensor"}.get(name, "Tensor")
+        nodes = [each if isinstance(each, fx.Node) else full(each) for each in operands]
+        return graph.call(getattr(getattr(aten, name), overload), *nodes, type=scalar)
+
+    made = symbols.expression(value, full, apply)
+    if made is None:
+        return float(value)
+    wide = dtype if dtype == torch.float64 else torch.float32
+    return graph.call(aten._to_copy.default, made, type=TensorType(wide, ()), dtype=wide)
 
 
 def _constant(graph: Graph, value: torch.Tensor) -> fx.Node:

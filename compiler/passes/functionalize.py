@@ -32,7 +32,7 @@ from monarch.compiler.passes.emitter import Emitter
 from monarch.compiler.passes.lift import Lifted, lift, own_inputs
 from monarch.compiler.passes.numbers import with_tensors
 from monarch.compiler.passes.timetable import order_by_timetable
-from monarch.compiler.passes.views import read_view, row_major, write_places, write_view
+from monarch.compiler.passes.views import read_view, write_places, write_view
 from monarch.compiler.tape import Expr, Number, Op, Tape, Value
 from monarch.compiler.types import MeshSpec, TensorType
 
@@ -368,19 +368,24 @@ def _batch_norm(self: Functionalizer, op: Op) -> None:
     self.write(var, self.item(node, 4, var.type))
 
 
-def _weight_norm(self: Functionalizer, op: Op) -> None:
+def _of_row_major(self: Functionalizer, op: Op) -> None:
     """Its kernels refuse operands that are not contiguous, of which PyTorch has made copies; those are dropped here."""
 
     def whole(argument: Any) -> Any:
         node = self.decode(argument)
-        return row_major(self, node) if isinstance(node, fx.Node) and node.op != "placeholder" else node
+        if not isinstance(node, fx.Node) or node.op == "placeholder":
+            return node
+        return self.call(aten.contiguous.default, node, type=node.meta["type"])
 
     node = self.call(op.func, *map(whole, op.args), type=_types(op.out))
     for index, out in enumerate(op.out):
-        self.define(out, self.item(node, index, out.type))
+        if out is not None:
+            self.define(out, self.item(node, index, out.type))
 
 
-enter((aten._weight_norm_interface, aten._weight_norm_interface_backward), normalise=_weight_norm)
+_ROW_MAJOR = (aten._weight_norm_interface, aten.native_group_norm)
+_ROW_MAJOR_BACKWARD = (aten._weight_norm_interface_backward, aten.native_group_norm_backward)
+enter((*_ROW_MAJOR, *_ROW_MAJOR_BACKWARD), normalise=_of_row_major)
 enter(
     (aten.clone, aten.lift_fresh, aten.lift_fresh_copy, aten.positive, aten.contiguous),
     normalise=_same,

@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.execution.executor import Executor
 from monarch.compiler.graph import Graph
+from monarch.compiler.loading import load
 from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
@@ -304,6 +305,7 @@ def _trace(
             stack.enter_context(tracing(recording))
             if symbols is not None:
                 stack.enter_context(symbols.tracing())
+                stack.enter_context(load("monarch.language.recorder.named:NamedSizes")())
             stack.enter_context(entered.watching())
             try:
                 returned = next(_alone(function, args, kwargs))

@@ -74,7 +74,7 @@ enter((aten._grouped_mm,), record=_grouped_mm)
 
 
 @composite(aten.one_hot.default)
-def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+def one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     if num_classes < 1:
         num_classes = int(tensor.max().item()) + 1
     zeros = torch.zeros_like(tensor.unsqueeze(-1).expand(*tensor.shape, num_classes))
@@ -82,6 +82,35 @@ def _one_hot(tensor: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 
 
 composite(aten.narrow.Tensor)(narrow)
+
+
+@composite(aten.max_pool1d.default)
+def _max_pool1d(
+    x: torch.Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> torch.Tensor:
+    return _max_pool1d_with_indices(x, kernel, stride, padding, dilation, ceil_mode)[0]
+
+
+@composite(aten.max_pool1d_with_indices.default)
+def _max_pool1d_with_indices(
+    x: torch.Tensor,
+    kernel: Any,
+    stride: Any = (),
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    kernel, stride, padding, dilation = (
+        [other, *(each if isinstance(each, (list, tuple)) else [each])] if each != [] and each != () else []
+        for each, other in ((kernel, 1), (stride, 1), (padding, 0), (dilation, 1))
+    )
+    made = F.max_pool2d_with_indices(x.unsqueeze(-2), kernel, stride or None, padding, dilation, ceil_mode)
+    return made[0].squeeze(-2), made[1].squeeze(-2)
 
 
 @composite(aten.tensor_split.tensor_indices_or_sections)

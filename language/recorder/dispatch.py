@@ -13,8 +13,9 @@ from typing import Any
 import torch
 
 from monarch.compiler.errors import ArgumentWritten, MonarchError, ProgramError
+from monarch.compiler.ops.record import enter
 from monarch.compiler.ops.schema import memory_of, pure_form
-from monarch.compiler.tape import Number, Op, Value, View
+from monarch.compiler.tape import Expr, Number, Op, Value, View
 from monarch.language.errors import OperatorError, branch_error, operator_error
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.meshes import mesh_error
@@ -158,10 +159,9 @@ class _Call:
             return self.recording.symbols.size(value), value
         if isinstance(value, torch.SymBool):
             return Number.of(bool(value)), bool(value)
-        if isinstance(value, torch.SymFloat) and not isinstance(
-            value.node, ScalarNode
-        ):  # of named sizes: for this value alone
-            return self.argument(float(value), place)
+        if isinstance(value, torch.SymFloat) and not isinstance(value.node, ScalarNode):  # of named sizes
+            computed = self.recording.symbols.expression(value, self._size, Expr) if place in self.lifts else None
+            return self.argument(float(value), place) if computed is None else (computed, value.node.hint)
         if isinstance(value, torch.SymFloat):
             node = value.node
             if place not in self.lifts:
@@ -192,6 +192,12 @@ class _Call:
                 source=user_source(),
             )
         raise ProgramError(f"cannot record an argument of type {type(value).__name__}: {value!r}", source=user_source())
+
+    def _size(self, size: int) -> Expr:
+        """A named size as a float that the workers compute with."""
+        number = self.recording.symbols.torch_sizes(size)
+        made = record(aten.full.default, ([], number), {"dtype": torch.float64}, self.recording.mesh)
+        return Expr("item", (self.recording.value_of(made._ref),))
 
 
 def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh | None = None) -> Any:
@@ -353,7 +359,7 @@ def _results_of_write(
             source=user_source(),
         )
     for tensor in (each for value in written.values() for each in (value if isinstance(value, list) else [value])):
-        if not isinstance(tensor, DistributedTensor):
+        if not isinstance(tensor, DistributedTensor) or id(tensor._ref.cell) in recording.not_written:
             raise plain_write(tensor)
         if id(tensor._ref.cell) in recording.input_cells:
             raise ArgumentWritten(
@@ -561,6 +567,14 @@ def _known(recording: Recording, value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_known(recording, entry) for entry in value]
     return value
+
+
+def _sizes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """C++ that asks a tensor of named sizes for numbers."""
+    raise ProgramError("PyTorch computes this op with its operands' sizes as numbers", source=user_source())
+
+
+enter((aten.size,), record=_sizes)
 
 
 def tensors_in(entries: Any) -> Iterator[torch.Tensor]:

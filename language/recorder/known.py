@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from monarch.compiler import ops
+from monarch.compiler.symbols import is_named
 from monarch.compiler.tape import Expr, Number, Op, Value
 from monarch.language.recorder.recording import Recording, outside_programs
 from monarch.language.tensors.tensor import DistributedTensor
@@ -62,6 +63,8 @@ def _run(op: Op, env: dict[Value, torch.Tensor]) -> None:
             raise _Unknown
         if isinstance(argument, tuple):
             return [decode(entry) for entry in argument]
+        if is_named(argument):  # what is known then is of these sizes alone
+            return int(argument)
         return argument.value if isinstance(argument, Number) else argument
 
     result = op.func(*map(decode, op.args), **{k: decode(v) for k, v in op.kwargs if k not in _PLACES})

@@ -51,6 +51,10 @@ class _Factories(TorchDispatchMode):
         plain = list(tensors_in((*args, *kwargs.values())))
         if func is aten.lift_fresh.default:
             return _literal(recording, args[0])
+        if plain and recording.symbols is not None and _has_symbols((*args, *kwargs.values())):
+            # PyTorch's kernels take no symbols: the workers hold the tensor, and make of it what is of a named size.
+            args, kwargs = pytree.tree_map_only(torch.Tensor, recording.read_only, (args, kwargs))
+            return dispatch(func, args, kwargs)
         if plain:
             for tensor in tensors_in(writes_of(func, args, kwargs).values()):
                 if not recording.is_own(tensor):
@@ -75,6 +79,12 @@ def _of_plain(recording: Recording, func: Any, args: Any, kwargs: dict[str, Any]
             if leaves[at] is None:
                 return None
     return pytree.tree_unflatten(leaves, spec)
+
+
+def _has_symbols(values: Any) -> bool:
+    return any(
+        _has_symbols(value) if isinstance(value, (list, tuple)) else isinstance(value, torch.SymInt) for value in values
+    )
 
 
 def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:

@@ -116,7 +116,7 @@ def skip_streams(count: int) -> None:
 def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTensor | None) -> DistributedTensor:
     mesh = like.mesh if like is not None else mesh_now()
     recording = recording_for(mesh)
-    shape = tuple(int(size) for size in shape)
+    shape = tuple([recording.whole(size) for size in shape])
     if like is None and not recording.program and checkpoint_part():
         raise ProgramError(
             "a checkpoint in per-worker code outside of programs draws random numbers that are like no tensor",
@@ -125,10 +125,10 @@ def _draw(distribution: str, shape: Any, dtype: torch.dtype, like: DistributedTe
         )
     stream, key = _stream(recording)
     dims = _own_draws(mesh, key, [] if like is None else [like])
-    if not dims:
-        return recording.own(ops.random, (distribution, shape, dtype, *stream), shape, dtype)
-    shape = (mesh.size(dims), *shape)
-    return _own_part(recording.own(ops.random, (distribution, shape, dtype, *stream), shape, dtype), dims)
+    if dims:
+        shape = (mesh.size(dims), *shape)
+    drawn = recording.own(ops.random, (distribution, recording.tape.sizes(shape), dtype, *stream), shape, dtype)
+    return _own_part(drawn, dims) if dims else drawn
 
 
 def _own_draws(mesh: Mesh, key: Any, operands: Sequence[DistributedTensor]) -> tuple[str, ...]:

@@ -58,6 +58,8 @@ class Recording:
         self._by_handle: dict[int, Value] = {}
         self._lifted: dict[tuple[str, float], str] = {}
         self.input_cells: set[int] = set()
+        self.not_written: set[int] = set()
+        """The cells of plain tensors of which views of named sizes were taken."""
         self.varies = False
         """Whether values that vary by worker are on the tape."""
         self.steps: list[tuple[int, OptimizerSnapshot]] = []
@@ -227,6 +229,13 @@ class Recording:
         self.constants[id(tensor)] = (tensor, kept, made)
         return made
 
+    def read_only(self, tensor: torch.Tensor) -> DistributedTensor:
+        """What the workers hold of a plain tensor that a call of named sizes reads: nobody may write to it, for the
+        plain one would not change."""
+        made = self.constant(tensor)
+        self.not_written.add(id(made._ref.cell))
+        return made
+
     def is_own(self, tensor: torch.Tensor) -> bool:
         """Whether a plain tensor was made while the program was traced."""
         return tensor.untyped_storage()._cdata in self.plain
@@ -276,6 +285,11 @@ class Recording:
     def size(self, size: int) -> int:
         """A size of a tensor's shape as it stands on the tape."""
         return size if self.symbols is None else self.symbols.size(size)
+
+    def whole(self, number: Any) -> Any:
+        """A number that is the size of a dim: an int, or torch's symbol where it has a name."""
+        named = self.symbols is not None and isinstance(number, torch.SymInt)
+        return number if named else int(number)
 
     def types_of(self, tensors: Iterable[torch.Tensor]) -> list[TensorType]:
         """The types that tensors, replicated, have on the tape."""

@@ -7,7 +7,6 @@ says: that is no view, for `x` is the same on all workers.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -44,27 +43,42 @@ def put(x: torch.Tensor, index: Any, value: Any) -> None:
                 source=user_source(),
             )
         x = _select(x, dim, place)
-    if len(rest) == 1 and _is_one_for_all(x, rest[0], value):
-        mask, after = rest[0], x.ndim - rest[0].ndim
-        one = value.reshape(value.shape[max(value.ndim - after, 0) :])
-        x.copy_(torch.where(mask.view(*mask.shape, *(1,) * after), one, x))
-    else:
+    one = _one_for_all(x, rest, value)
+    if one is None:
         torch.Tensor.__setitem__(x, rest or (...,), value)
+    else:
+        view, mask, value = one
+        view.copy_(torch.where(mask, value, view))
 
 
-def _is_one_for_all(x: torch.Tensor, mask: Any, value: Any) -> bool:
-    """Whether `x[mask] = value` puts one value wherever the mask is set, and the value needs a gradient: PyTorch's
-    would select by the mask, whose number of hits only the workers know."""
+def _one_for_all(x: torch.Tensor, index: tuple[Any, ...], value: Any) -> tuple[torch.Tensor, ...] | None:
+    """Of `x[index] = value` with a mask among slices, and a value that needs a gradient and is the same wherever the
+    mask is set: the part of `x` that the slices show, and mask and value as that broadcasts them. None for any other:
+    PyTorch's gradient would select by the mask, whose number of hits only the workers know."""
     if not torch.is_grad_enabled() or not isinstance(value, torch.Tensor) or not value.requires_grad:
-        return False
-    if not isinstance(mask, DistributedTensor) or mask.dtype is not torch.bool:
-        return False
-    return mask.shape == x.shape[: mask.ndim] and value.dtype == x.dtype and _rows(value, x.ndim - mask.ndim) == 1
-
-
-def _rows(value: torch.Tensor, ndim: int) -> int:
-    """How many values there are, each of which has so many dims."""
-    return math.prod(value.shape[: max(value.ndim - ndim, 0)])
+        return None
+    masks = [each for each in index if isinstance(each, DistributedTensor) and each.dtype is torch.bool]
+    slices = [each for each in index if each is Ellipsis or isinstance(each, slice)]
+    if len(masks) != 1 or len(masks) + len(slices) != len(index) or value.dtype != x.dtype:
+        return None
+    (mask,) = masks
+    at = next(number for number, each in enumerate(index) if each is mask)
+    view = x[(*index[:at], *(slice(None),) * mask.ndim, *index[at + 1 :])] if slices else x
+    if Ellipsis in slices[:at]:
+        after = len(index) - at - 1
+    else:
+        after = view.ndim - mask.ndim - at
+    before = view.ndim - mask.ndim - after
+    while value.ndim > before + 1 + after and value.shape[0] == 1:
+        value = value[0]
+    hits = value.ndim - 1 - after  # the dim of the value that the mask's hits are along
+    if mask.shape != view.shape[before : before + mask.ndim] or value.ndim > before + 1 + after:
+        return None
+    if hits >= 0:
+        if value.shape[hits] != 1:
+            return None
+        value = value.reshape(*value.shape[:hits], *(1,) * mask.ndim, *value.shape[hits + 1 :])
+    return view, mask.view(*mask.shape, *(1,) * after), value
 
 
 def narrow(x: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch.Tensor:

@@ -34,7 +34,8 @@ class Facts:
         self.mutable: bool = func._schema.is_mutable
         self.view = not self.mutable and memory_of(func).view
         self._func = func
-        ours = func.namespace in ("aten", "prims")  # a user may give another op a kernel at any time
+        # A user may give another op a kernel at any time, and that a tensor has a size is none to PyTorch.
+        ours = func.namespace in ("aten", "prims") and self.known is not record(torch.ops.aten.size)
         self._composite = self._has_composite() if ours else None
 
     def _has_composite(self) -> bool:

@@ -163,8 +163,9 @@ def _is_row_major(fake: torch.Tensor) -> bool:
     return fake.storage_offset() == 0
 
 
-def _is_mask(index: Any) -> bool:
-    return isinstance(index, DistributedTensor) and index.dtype is torch.bool
+def _has_mask(index: Any) -> bool:
+    entries = index if type(index) is tuple else (index,)
+    return any(isinstance(entry, DistributedTensor) and entry.dtype is torch.bool for entry in entries)
 
 
 def _has_place(index: Any) -> bool:
@@ -399,7 +400,7 @@ class DistributedTensor(_Base):
         return operations.selected(self, index) if _has_place(index) else super().__getitem__(index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        if _has_place(index) or _is_mask(index):
+        if _has_place(index) or _has_mask(index):
             operations.put(self, index, value)
         else:
             super().__setitem__(index, value)

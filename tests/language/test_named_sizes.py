@@ -31,6 +31,7 @@ from tests.language.partitioned import partitioned_mesh
 
 WIDTH = 8
 WEIGHT = torch.linspace(-1, 1, WIDTH * WIDTH).reshape(WIDTH, WIDTH)
+POSITIONS = torch.linspace(-2, 2, 16 * WIDTH).reshape(16, WIDTH)
 TABLE = torch.linspace(-2, 2, 11 * WIDTH).reshape(11, WIDTH)
 
 
@@ -104,8 +105,35 @@ def loops(x: "f32[b@data, t, 8]") -> Any:
     return last, sums, gradient
 
 
+def numbers(x: "f32[b@data, t, 8]") -> Any:
+    length = x.shape[1]
+    places = torch.linspace(0, 1, length)[:, None] + torch.arange(0.0, length)[:, None]
+    hits = F.one_hot(x.argmax(1), length)
+    return x * places * length**-0.5, torch.tensor([length, 2]), x / torch.tensor(length * 0.5).sqrt(), hits
+
+
+def gradients(x: "f32[b@data, t, 8]") -> Any:
+    x = x.detach().requires_grad_()
+    normed = F.batch_norm(x.transpose(1, 2), torch.zeros(8), torch.ones(8), training=True)
+    fixed = F.batch_norm(x.transpose(1, 2), torch.zeros(8), torch.ones(8))
+    pooled = F.max_pool1d(x.transpose(1, 2), 2).sum() + F.interpolate(x.transpose(1, 2), scale_factor=2.0).pow(3).sum()
+    loss = x.std(1).square().sum() + x.var((0, 1)).sum() + normed.pow(3).sum() + fixed.pow(2).mean() + pooled
+    return torch.autograd.grad(loss, x)
+
+
+def with_plain_tensors(x: "f32[b@data, t, 8]") -> Any:
+    length = x.shape[1]
+    bias = torch.full((8,), 0.5)
+    ordered = x.take_along_dim(x.argsort(1), 1)
+    return x + POSITIONS[:length], F.linear(x, WEIGHT, bias), WEIGHT[0].expand(length, 8) * x, ordered
+
+
 PROGRAMS: dict[str, Callable[..., Any]] = {
-    function.__name__: function for function in (views, reductions, attention, joined, convolved, made, branches, loops)
+    function.__name__: function
+    for function in (
+        *(views, reductions, attention, joined, convolved, made, branches, loops),
+        *(numbers, gradients, with_plain_tensors),
+    )
 }
 
 
@@ -133,6 +161,66 @@ def test_one_plan_gives_the_numbers_of_all_sizes(name: str, kernels: bool) -> No
             assert_equal(step(x), function(x))
         divides = {batch % 2 for batch, _ in sizes}
         assert len(partitioned.COMPILED) <= len(divides)
+
+
+def test_random_numbers_are_those_of_a_program_without_names() -> None:
+    def draws(x: torch.Tensor) -> Any:
+        drawn = torch.rand(x.shape[0], x.shape[1]), torch.randperm(x.shape[1]), torch.randint(0, x.shape[1], (3,))
+        kept = torch.bernoulli(x.sigmoid()), torch.empty_like(x).exponential_()
+        return *drawn, *kept, torch.multinomial(x[:, 0].softmax(-1), 1)
+
+    def named(x: "f32[b@data, t, 8]") -> Any:
+        return draws(x)
+
+    with partitioned_mesh(data=2) as mesh:
+        step, other = program(mesh=mesh)(named), program(mesh=mesh)(draws)
+        for batch, length in ((6, 5), (4, 7), (10, 4)):
+            x = torch.randn(batch, length, WIDTH)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", PerformanceWarning)  # the other is compiled for each
+                monarch.manual_seed(batch)
+                wanted = other(x)
+            monarch.manual_seed(batch)
+            for ours, theirs in zip(step(x), wanted, strict=True):
+                assert torch.equal(ours.full_tensor(), theirs.full_tensor())
+        assert partitioned.COMPILED == ["named"]
+
+
+def test_ops_that_run_whole_are_compiled_once() -> None:
+    def whole(x: "f32[b@data, t, 8]") -> Any:
+        return x.renorm(2, 0, 1.0)
+
+    with partitioned_mesh(data=2) as mesh, warnings.catch_warnings():
+        warnings.simplefilter("ignore", PerformanceWarning)  # that it runs whole
+        step = program(mesh=mesh)(whole)
+        for batch, length in ((6, 5), (4, 7)):
+            x = torch.randn(batch, length, WIDTH)
+            torch.testing.assert_close(step(x).full_tensor(), whole(x))
+        assert partitioned.COMPILED == ["whole"]
+
+
+def test_a_plain_tensor_is_not_written_through_a_part_of_named_size() -> None:
+    def writes(x: "f32[n]") -> Any:
+        plain = POSITIONS.flatten()
+        plain[: x.shape[0]].mul_(2)
+        return x + 1
+
+    with partitioned_mesh(data=2) as mesh:
+        with pytest.raises(ProgramError, match="a plain tensor of shape .* is changed in place"):
+            program(mesh=mesh)(writes)(torch.ones(4))
+
+
+def test_what_takes_sizes_as_numbers_says_so() -> None:
+    def products(x: "f32[n]") -> Any:
+        return torch.kron(x, x)
+
+    with partitioned_mesh(data=2) as mesh:
+        step = program(mesh=mesh)(products)
+        with pytest.warns(PerformanceWarning, match="computes this op with its operands' sizes as numbers"):
+            step(torch.ones(3))
+        for size in (3, 5):
+            x = torch.arange(float(size))
+            torch.testing.assert_close(step(x).full_tensor(), products(x))
 
 
 def test_a_plan_file_lays_regions_out_as_a_process_does() -> None:

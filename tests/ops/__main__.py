@@ -143,6 +143,14 @@ def text(found: Sequence[Entry], samples: int) -> str:
         if entry.outcomes[WHOLE]:
             ops = "; ".join(reason for outcome, reason in entry.reasons if outcome == WHOLE)
             lines.append(f"| {entry.name} | {entry.outcomes[WHOLE]} | {ops} |")
+    correct, refused = cases[RIGHT] + cases[WHOLE], verdicts["refused in part"] + verdicts[REFUSED]
+    share = cases[WHOLE] / max(correct, 1)
+    lines += [
+        "",
+        f"{verdicts[RIGHT] + verdicts[WHOLE]} entries right throughout, {refused} refused in whole or in part, "
+        f"{verdicts[WRONG]} wrong. Of {correct} right results {cases[WHOLE]} ({share:.1%}) needed a gather that a rule "
+        "could spare.",
+    ]
     return "\n".join([*lines, ""])
 
 

@@ -66,3 +66,6 @@ def test_the_table_counts_the_worst_outcome_of_each_entry() -> None:
     lines = text([right, part, wrong, Entry("none")], 1).splitlines()
     assert "| right | 1 | 2 |" in lines and "| refused in part | 1 | |" in lines and "| wrong | 1 | 1 |" in lines
     assert "| c | 1, 0, 0, 1 | x \\| y |" in lines
+    assert lines[-1].startswith(
+        "1 entries right throughout, 1 refused in whole or in part, 1 wrong. Of 3 right results 1"
+    )

@@ -121,6 +121,22 @@ def test_a_block_of_rows_refuses_an_index_that_is_in_no_block() -> None:
             call()
 
 
+def test_a_value_that_is_put_where_a_mask_among_slices_is_set_has_its_gradient(mesh: Mesh) -> None:
+    def put(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.detach().requires_grad_()
+        y, columns, rows = x * 2, x[0] > 0, x.sum(1) > 0
+        y[:, columns] = x[:, :1] * 3
+        y[..., columns] = y.sum()
+        y[rows, 1:3] = x[0, :2]
+        y[:2, x[0] < 0] = x.mean()
+        y.unflatten(1, (3, 1))[:, (x[0] < 1).view(3, 1)] = x.mean(1, keepdim=True)
+        return y, *torch.autograd.grad((y * torch.arange(15).view(5, 3).cos()).sum(), x)
+
+    given = (TABLE[:5, :3] - 6) * torch.tensor([1.0, -1.0, 0.5])
+    for got, want in zip(monarch.program(put)(monarch.distribute(given, mesh, "[-, -]")), put(given), strict=True):
+        torch.testing.assert_close(got.full_tensor(), want)
+
+
 @pytest.mark.parametrize("shape", [(3,), (), (1, 3), (1,)])
 def test_a_value_that_is_put_where_a_mask_is_set_has_its_gradient(mesh: Mesh, shape: tuple[int, ...]) -> None:
     def put(x: torch.Tensor, value: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:

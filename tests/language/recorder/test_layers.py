@@ -328,3 +328,13 @@ def test_padded_labels_give_the_ctc_loss_of_those_that_a_mask_selects(mesh: Mesh
     found = monarch.program(lambda x, labels: loss_of(x, torch.where(labels >= 0, labels, 0)))(*given)
     for got, want in zip(found, loss_of(logits, labels.masked_select(labels >= 0)), strict=True):
         torch.testing.assert_close(got.full_tensor(), want)
+
+
+def test_group_norm_of_transposed_channels(mesh: Mesh) -> None:
+    def step(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        normed = F.group_norm(x.transpose(1, 2), 2)
+        return normed.detach(), *torch.autograd.grad(normed.pow(3).sum(), x)
+
+    for ours, theirs in zip(monarch.program(mesh=mesh)(step)(X), step(X), strict=True):
+        torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
