@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -209,7 +209,7 @@ class ProgramCall:
 def apart(call: ProgramCall, symbols: list[Any], as_made: list[dict[str, Any]], reached: Container[int]) -> list[int]:
     """The distributed arguments, by number, by which the program may differentiate. Raises ArgumentWritten where it has
     one of these by another way too (`reached`, by id), for in the trace they are two; and where it has given an
-    argument other data, an attribute or a hook."""
+    argument other data."""
     found: list[int] = []
     for number, (symbol, leaf, own) in enumerate(zip(symbols, call.leaves, call.given, strict=False)):
         if not isinstance(symbol, DistributedTensor) or symbol is leaf:
@@ -218,8 +218,6 @@ def apart(call: ProgramCall, symbols: list[Any], as_made: list[dict[str, Any]], 
         on_mesh = isinstance(leaf, DistributedTensor)
         if symbol._ref is not as_made[number]["_ref"]:
             what = "is given other data"
-        elif on_mesh and (_differ(vars(symbol), as_made[number]) or symbol._backward_hooks):
-            what = "is given an attribute or a hook"
         elif on_mesh and symbol.is_leaf and symbol.requires_grad:
             found.append(number)
             is_view = own is not leaf and own.is_leaf and own.requires_grad
@@ -269,10 +267,6 @@ def check_histories(call: ProgramCall, numbers: list[int], reached: Container[in
                 "x.detach() where it is to be a constant.",
                 source=user_source(),
             )
-
-
-def _differ(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
-    return first.keys() != second.keys() or any(first[key] is not second[key] for key in first)
 
 
 def differentiated(symbols: list[Any], leaves: list[Any], given: list[Any]) -> tuple[list[tuple[int, bool]], list[int]]:

@@ -54,6 +54,7 @@ _UNKNOWN_NAMES = {
     "numpy": frozenset(("load", "loadtxt", "genfromtxt", "fromfile", "memmap")),
     "importlib": frozenset(("import_module", "reload")),
 }
+_GRADS, _BY_NAME = ("autograd", "func"), ("ATTR", "METHOD", "CONST")
 _UNKNOWN_ATTRIBUTES = {
     "cache_info": "how often a cache was asked",
     "__subclasses__": "which classes inherit from another",
@@ -466,6 +467,16 @@ class Entered:
         for code in self.codes:
             if name in code.co_names or name in code.co_freevars or name in code.co_varnames:
                 return line_of(code, name)
+        return None
+
+    def attribute(self, name: str) -> Source | None:
+        """Where the user's code reads or sets an attribute of this name first, of what is no module of PyTorch's."""
+        for code in self.codes:
+            before: object = None
+            for step in dis.get_instructions(code):
+                if step.argval == name and before not in _GRADS and any(kind in step.opname for kind in _BY_NAME):
+                    return line_of(code, name)
+                before = step.argval
         return None
 
     def made_by(self, code: CodeType) -> bool:

@@ -26,7 +26,7 @@ from monarch.language.programs.classify import OPAQUE, kind_of
 from monarch.language.programs.containers import HAS_CLASS
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.held import PLAIN, Attributes, Contents, Held, Slots
-from monarch.language.programs.kinds import CLASS_MACHINERY, TOLD, Class, Function, Names, Tensor
+from monarch.language.programs.kinds import ASKED, CLASS_MACHINERY, TOLD, Class, Function, Names, Tensor
 from monarch.language.programs.nodes import MODULE, Aliases, Key, Live, Node, Path, Spot
 from monarch.language.programs.settings import Set
 from monarch.language.programs.snapshot import Snapshot
@@ -49,12 +49,14 @@ class Moving:
     dtype: torch.dtype
     shape: torch.Size
     views: tuple[Any, ...]
+    read: frozenset[str]
+    """The attributes that the program may read: it has none of these."""
 
     __name__ = "moving"
 
     @staticmethod
-    def like(tensor: DistributedTensor, ref: Ref) -> Moving:
-        return Moving(tensor.dtype, tensor.shape, views_of(ref))
+    def like(tensor: DistributedTensor, ref: Ref, entered: Entered) -> Moving:
+        return Moving(tensor.dtype, tensor.shape, views_of(ref), frozenset(entered.attributes))
 
     def __call__(self, value: Any) -> bool:
         return (
@@ -63,6 +65,7 @@ class Moving:
             and value.shape == self.shape
             and not value.requires_grad
             and views_of(value._ref) == self.views
+            and self.read.isdisjoint(value.__dict__)
         )
 
 
@@ -270,9 +273,15 @@ class Guards:
                 pass
             elif isinstance(held, Tensor) and key == "grad":
                 # Whether there is one is all that Python can ask, unless the program reads it.
-                node.special[position] = Moving.like(value, ref) if id(ref.cell) in self._states else _is_distributed
-            elif not value.requires_grad and (path in self._moving or (id(held.holder), key) in self._written):
-                node.special[position] = Moving.like(value, ref)
+                node.special[position] = (
+                    Moving.like(value, ref, self.entered) if id(ref.cell) in self._states else _is_distributed
+                )
+            elif (
+                not value.requires_grad
+                and (path in self._moving or (id(held.holder), key) in self._written)
+                and self.entered.attributes.isdisjoint(set(inner.before[0]).difference(ASKED))
+            ):
+                node.special[position] = Moving.like(value, ref, self.entered)
             if position in node.special:  # another tensor will be there: nothing of this one is expected
                 if first is not spot:
                     self._aliases.same.append((first, spot))

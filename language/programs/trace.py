@@ -34,6 +34,7 @@ from monarch.language.programs.held import PLAIN, Contents, Held
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
+from monarch.language.programs.own import Own, check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, result_of
@@ -337,8 +338,10 @@ def _trace(
             raise Specialise("it leaves a named size in Python")
         guards = Guards(snapshot, entered, roots, free, moving | call.moving, _rebound(own), set(recording.states))
         guards.tell_arguments(leaves, call.written)
+        backward = any(op.backward for op in recording.tape.ops)
         requiring_apart = apart(call, inputs_, as_made, guards.spot_of)
-        with_history = histories(call.leaves) if any(op.backward for op in recording.tape.ops) else []
+        check_own(call.given, inputs_, as_made, entered, backward)
+        with_history = histories(call.leaves) if backward else []
         check_histories(call, with_history, guards.spot_of)
         passed.check_apart(call.name, guards.spot_of, own, entered.asks_which)
         effects = Effects(guards, recording, inputs_, call.given, passed)
@@ -519,6 +522,7 @@ def _symbolic(
     made: list[Any] = []
     arguments: dict[str, int] = {}
     repeats = {} if call.examples else dict(repeats_of(leaves))
+    given = call.given
     for number, leaf in enumerate(leaves):
         if call.written and isinstance(leaf, DistributedTensor):
             made.append(leaf)
@@ -537,6 +541,8 @@ def _symbolic(
             symbol.requires_grad_(leaf.requires_grad)
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
                 symbol.grad = leaf.grad
+            if own := Own.of(given[number]).attributes:
+                symbol._own = number, frozenset(own)
         elif type(leaf) is float:
             label = f"argument{number}"
             arguments[label] = number

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from monarch.compiler.blocks import own_part, reading
-from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
+from monarch.compiler.errors import ArgumentWritten, LayoutError, MonarchError, ProgramError
 from monarch.compiler.execution.executor import Executor, Handle, outgoing
 from monarch.compiler.loading import load
 from monarch.compiler.tape import Value, View
@@ -188,6 +188,8 @@ class DistributedTensor(_Base):
     """Of such a copy, the view's history that autograd has."""
     _stands_in: bool = False
     """Whether it stands for another tensor while a branch or a loop is recorded."""
+    _own: tuple[int, frozenset[str]] = (0, frozenset())
+    """Of what stands for an argument in a trace, the number of that, and the attributes that its user has given it."""
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> DistributedTensor:
@@ -227,6 +229,16 @@ class DistributedTensor(_Base):
             return made
 
         return make
+
+    def __getattr__(self, name: str) -> Any:
+        number, own = self._own
+        if name in own:
+            raise ArgumentWritten(
+                f"the program reads an attribute '{name}' of argument {number}, which is a plain tensor",
+                hint=f"pass it as an argument of its own: step(x, x.{name}).",
+                source=user_source(),
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 

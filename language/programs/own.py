@@ -1,0 +1,60 @@
+"""What a tensor among a program's arguments has of its own beside its value: attributes, hooks, a gradient. What stands
+for it while the program is traced has none of these; where the program needs one, it is given the tensor itself if that
+is on the mesh (`ArgumentWritten`), and is refused otherwise."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from monarch.compiler.errors import ArgumentWritten
+from monarch.language.programs.entered import Entered
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
+
+_INTERNAL = frozenset(("_ref", "_source", "_history", "_stands_in", "_is_param", "_own"))
+
+
+class Own(NamedTuple):
+    """What one tensor has."""
+
+    attributes: tuple[str, ...] = ()
+    hooks: bool = False
+    grad: bool = False
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> Own:
+        attributes = tuple([name for name in tensor.__dict__ if name not in _INTERNAL])
+        if not tensor.requires_grad:
+            return cls(attributes)
+        leaf = tensor.is_leaf
+        hooks = bool(tensor._backward_hooks) or bool(leaf and tensor._post_accumulate_grad_hooks)
+        return cls(attributes, hooks, leaf and tensor.grad is not None)
+
+
+def check_own(
+    given: list[Any], symbols: list[Any], as_made: list[dict[str, Any]], entered: Entered, backward: bool
+) -> None:
+    """Raise ArgumentWritten where the program gives an argument an attribute or a hook, differentiates (`backward`)
+    with one that has hooks, or may read the gradient of one that is plain."""
+    for number, (symbol, own) in enumerate(zip(symbols, given, strict=False)):
+        if not isinstance(symbol, DistributedTensor) or symbol is own:
+            continue
+        now, was, has = vars(symbol), as_made[number], Own.of(own)
+        name = next((key for key in {**was, **now} if key != "_ref" and now.get(key) is not was.get(key)), None)
+        what, hint, source = "", "its caller would not see it: place it on the mesh,", None
+        if name is not None:
+            what, source = f"is given an attribute '{name}'", entered.line(name)
+        elif symbol._backward_hooks:
+            what, source = "is given a hook", entered.line("register_hook")
+        elif backward and has.hooks:
+            what, hint = "has hooks, and the program differentiates", "they would not run: place it on the mesh,"
+        elif has.grad and not isinstance(own, DistributedTensor) and (source := entered.attribute("grad")) is not None:
+            what, hint = "is a plain tensor with a gradient, which the program may read", "place it on the mesh,"
+        if what:
+            raise ArgumentWritten(
+                f"argument {number} of the program {what}",
+                hint=f"{hint} x = monarch.distribute(x, mesh), and pass that.",
+                source=source or user_source(),
+            )
