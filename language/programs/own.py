@@ -22,15 +22,18 @@ class Own(NamedTuple):
     attributes: tuple[str, ...] = ()
     hooks: bool = False
     grad: bool = False
+    parameter: bool = False
+    """Whether it is a parameter to `isinstance`. (Plain ones' classes are in the key of a signature, too.)"""
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Own:
         attributes = tuple([name for name in tensor.__dict__ if name not in _INTERNAL])
+        parameter = isinstance(tensor, torch.nn.Parameter)
         if not tensor.requires_grad:
-            return cls(attributes)
+            return cls(attributes, parameter=parameter)
         leaf = tensor.is_leaf
         hooks = bool(tensor._backward_hooks) or bool(leaf and tensor._post_accumulate_grad_hooks)
-        return cls(attributes, hooks, leaf and tensor.grad is not None)
+        return cls(attributes, hooks, leaf and tensor.grad is not None, parameter)
 
 
 def check_own(

@@ -40,7 +40,9 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
     spec: Any = None
     if kwargs or not _LEAVES.issuperset(map(type, leaves)):
         nested = [leaf for leaf in leaves if type(leaf) not in _LEAVES]
-        if kwargs or any(isinstance(leaf, (list, tuple, dict)) or pytree.is_namedtuple(leaf) for leaf in nested):
+        if kwargs or any(
+            isinstance(leaf, (list, tuple, dict)) or type(leaf) in pytree.SUPPORTED_NODES for leaf in nested
+        ):
             try:
                 leaves, spec = pytree.tree_flatten((args, kwargs))
             except RecursionError:
@@ -68,7 +70,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
             if leaf.requires_grad or len(owner.__dict__) > 1:
                 key.append(Own.of(owner))
         elif isinstance(leaf, torch.Tensor):
-            key += (leaf.dtype, leaf.shape, leaf.requires_grad)
+            key += (leaf.dtype, leaf.shape, leaf.requires_grad, type(leaf))
             if leaf.requires_grad or leaf.__dict__:
                 key.append(Own.of(leaf))
         else:

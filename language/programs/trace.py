@@ -541,8 +541,11 @@ def _symbolic(
             symbol.requires_grad_(leaf.requires_grad)
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
                 symbol.grad = leaf.grad
-            if own := Own.of(given[number]).attributes:
-                symbol._own = number, frozenset(own)
+            own = Own.of(given[number])
+            if own.attributes:
+                symbol._own = number, frozenset(own.attributes)
+            if own.parameter:
+                symbol._is_param = True
         elif type(leaf) is float:
             label = f"argument{number}"
             arguments[label] = number

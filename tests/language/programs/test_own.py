@@ -3,6 +3,7 @@ one are as in PyTorch; a program that needs those of a plain one is refused, wit
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -56,7 +57,35 @@ def gradient(as_program: Decorate, place: Place) -> Any:
     return [*found, step(x)]
 
 
-@pytest.mark.parametrize("of", [reads, hooks, gradient])
+def parameter(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if isinstance(x, torch.nn.Parameter) else x * 3
+
+    x = place(torch.ones(3))
+    return [step(each) for each in (x, torch.nn.Parameter(x), x, torch.nn.Parameter(x, requires_grad=False))]
+
+
+def only_a_deque(as_program: Decorate, place: Place) -> Any:
+    @as_program
+    def step(last: collections.deque[torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        last.append(x)
+        return torch.stack([*last])
+
+    last: collections.deque[torch.Tensor] = collections.deque(maxlen=2)
+    return [step(last, place(torch.full((3,), float(number)))) for number in range(4)]
+
+
+@pytest.mark.parametrize("of", [parameter, only_a_deque])
+def test_plain_arguments_are_as_in_pytorch(mesh: Mesh, of: Callable[..., Any]) -> None:
+    ours, theirs = (
+        of(lambda function: program(function, mesh=mesh), lambda tensor: tensor),
+        of(lambda x: x, lambda x: x),
+    )
+    assert [each.tolist() for each in ours] == [each.tolist() for each in theirs]
+
+
+@pytest.mark.parametrize("of", [reads, hooks, gradient, parameter, only_a_deque])
 def test_those_of_a_distributed_argument_are_as_in_pytorch(mesh: Mesh, of: Callable[..., Any]) -> None:
     ours = of(lambda function: program(function, mesh=mesh), lambda tensor: distribute(tensor, mesh))
     theirs = of(lambda function: function, lambda tensor: tensor)
