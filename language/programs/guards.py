@@ -28,6 +28,7 @@ from monarch.language.programs.entered import Entered
 from monarch.language.programs.held import PLAIN, Attributes, Contents, Held, Slots
 from monarch.language.programs.kinds import ASKED, CLASS_MACHINERY, TOLD, Class, Function, Names, Tensor
 from monarch.language.programs.nodes import MODULE, Aliases, Key, Live, Node, Path, Spot
+from monarch.language.programs.own import INTERNAL
 from monarch.language.programs.settings import Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.source import user_source
@@ -56,7 +57,7 @@ class Moving:
 
     @staticmethod
     def like(tensor: DistributedTensor, ref: Ref, entered: Entered) -> Moving:
-        return Moving(tensor.dtype, tensor.shape, views_of(ref), frozenset(entered.attributes))
+        return Moving(tensor.dtype, tensor.shape, views_of(ref), frozenset(entered.attributes - INTERNAL))
 
     def __call__(self, value: Any) -> bool:
         return (
@@ -279,7 +280,7 @@ class Guards:
             elif (
                 not value.requires_grad
                 and (path in self._moving or (id(held.holder), key) in self._written)
-                and self.entered.attributes.isdisjoint(set(inner.before[0]).difference(ASKED))
+                and self.entered.attributes.isdisjoint(set(inner.before[0]).difference(ASKED, INTERNAL))
             ):
                 node.special[position] = Moving.like(value, ref, self.entered)
             if position in node.special:  # another tensor will be there: nothing of this one is expected

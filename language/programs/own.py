@@ -13,7 +13,7 @@ from monarch.language.programs.entered import Entered
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
-_INTERNAL = frozenset(("_ref", "_source", "_history", "_stands_in", "_is_param", "_own"))
+INTERNAL = frozenset(("_ref", "_source", "_history", "_stands_in", "_is_param", "_own"))
 
 
 class Own(NamedTuple):
@@ -27,7 +27,7 @@ class Own(NamedTuple):
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Own:
-        attributes = tuple([name for name in tensor.__dict__ if name not in _INTERNAL])
+        attributes = tuple([name for name in tensor.__dict__ if name not in INTERNAL])
         parameter = isinstance(tensor, torch.nn.Parameter)
         if not tensor.requires_grad:
             return cls(attributes, parameter=parameter)

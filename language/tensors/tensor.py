@@ -238,7 +238,7 @@ class DistributedTensor(_Base):
                 hint=f"pass it as an argument of its own: step(x, x.{name}).",
                 source=user_source(),
             )
-        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'", name=name, obj=self)
+        return super().__getattribute__(name)  # which raises what it has raised before
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
