@@ -16,7 +16,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 INTERNAL = frozenset(("_ref", "_source", "_history", "_stands_in", "_is_param", "_own"))
 
 
-class Own(NamedTuple):
+class Belongings(NamedTuple):
     """What one tensor has."""
 
     attributes: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Own(NamedTuple):
     """Whether it is a parameter to `isinstance`. (Plain ones' classes are in the key of a signature, too.)"""
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> Own:
+    def of(cls, tensor: torch.Tensor) -> Belongings:
         attributes = tuple([name for name in tensor.__dict__ if name not in INTERNAL])
         parameter = isinstance(tensor, torch.nn.Parameter)
         if not tensor.requires_grad:
@@ -44,7 +44,7 @@ def check_own(
     for number, (symbol, own) in enumerate(zip(symbols, given, strict=False)):
         if not isinstance(symbol, DistributedTensor) or symbol is own:
             continue
-        now, was, has = vars(symbol), as_made[number], Own.of(own)
+        now, was, has = vars(symbol), as_made[number], Belongings.of(own)
         name = next((key for key in {**was, **now} if key != "_ref" and now.get(key) is not was.get(key)), None)
         what, hint, source = "", "its caller would not see it: place it on the mesh,", None
         if name is not None:

@@ -21,7 +21,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.layouts import from_annotation
 from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import PLAIN
-from monarch.language.programs.own import Own
+from monarch.language.programs.own import Belongings
 from monarch.language.programs.passed import repeated
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
@@ -68,11 +68,11 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
             if owner.grad_fn is not None:
                 key.append(_HISTORY)
             if leaf.requires_grad or len(owner.__dict__) > 1:
-                key.append(Own.of(owner))
+                key.append(Belongings.of(owner))
         elif isinstance(leaf, torch.Tensor):
             key += (leaf.dtype, leaf.shape, leaf.requires_grad, type(leaf))
             if leaf.requires_grad or leaf.__dict__:
-                key.append(Own.of(leaf))
+                key.append(Belongings.of(leaf))
         else:
             add_plain(key, leaf)
     for number, first in repeats:  # a copy of a view is one too

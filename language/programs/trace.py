@@ -34,7 +34,7 @@ from monarch.language.programs.held import PLAIN, Contents, Held
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
-from monarch.language.programs.own import Own, check_own
+from monarch.language.programs.own import Belongings, check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, result_of
@@ -541,7 +541,7 @@ def _symbolic(
             symbol.requires_grad_(leaf.requires_grad)
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
                 symbol.grad = leaf.grad
-            own = Own.of(given[number])
+            own = Belongings.of(given[number])
             if own.attributes:
                 symbol._own = number, frozenset(own.attributes)
             if own.parameter:
