@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import torch
+
 from monarch.compiler.errors import MonarchError, ProgramError, Source
 from monarch.language.rewritten import looked_up, rewritten
 
@@ -65,6 +67,13 @@ def lengths_error(source: Source | None) -> ProgramError:
 def branch_error(source: Source | None) -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
     traced."""
+    if torch.is_anomaly_enabled() and torch._C._current_graph_task_id() != -1:
+        return ProgramError(
+            "PyTorch's anomaly mode reads each gradient, and a program's are on the workers",
+            hint="turn it off, and have the workers look for the first op that gives NaN:\n"
+            "with mesh.detect_anomaly(): step(x)",
+            source=source,
+        )
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
     instead = rewritten(source)
     right = instead or ["y = torch.where(loss > 0.1, a, b)"]

@@ -397,7 +397,7 @@ enter((aten.fill_,), normalise=_filled)
 enter((aten.zero_,), normalise=_zeroed)
 # `empty` holds whatever: zeros are as good, and the same on every worker.
 _EMPTY = (aten.empty, aten.empty_like, aten.new_empty, aten.empty_strided, aten.new_empty_strided, aten.empty_permuted)
-enter((aten.zeros, aten.zeros_like, aten.new_zeros, *_EMPTY), normalise=_constant(0))
+enter((aten.zeros, aten.zeros_like, aten.new_zeros, aten._efficientzerotensor, *_EMPTY), normalise=_constant(0))
 enter((aten.ones, aten.ones_like, aten.new_ones), normalise=_constant(1))
 enter((aten.full, aten.full_like, aten.new_full, aten.scalar_tensor), normalise=_full)
 enter((aten.arange,), normalise=_arange)

@@ -21,7 +21,8 @@ from monarch.compiler.types import TensorType
 
 class Value:
     """A tensor on a tape. A view names the value it views (`parent`) and the op that made it (`view`), so that a
-    write to one is seen through the other. Values compare by number, so that equal programs have equal tapes."""
+    write to one is seen through the other. Values compare by number, so that equal programs have equal tapes, and by
+    dtype: that of `torch.ones(4)`, or of whole numbers divided, hangs on PyTorch's default, which no argument tells."""
 
     __slots__ = ("index", "dtype", "shape", "parent", "view")
 
@@ -51,7 +52,7 @@ class Value:
         return value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Value) and other.index == self.index
+        return isinstance(other, Value) and other.index == self.index and other.dtype is self.dtype
 
     def __hash__(self) -> int:
         return hash((Value, self.index))

@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import functools
 import inspect
+import io
 import logging
 import threading
 import types
@@ -21,7 +22,18 @@ import torch
 
 from monarch.language.programs.containers import CONTAINERS, Own
 from monarch.language.programs.held import PLAIN, Attributes, Held, Slots, has_dict, slots_of
-from monarch.language.programs.kinds import Array, ByteBuffer, Class, Function, Logger, Names, Parts, Tensor, Variable
+from monarch.language.programs.kinds import (
+    Array,
+    ByteBuffer,
+    Class,
+    Function,
+    Logger,
+    MemoryFile,
+    Names,
+    Parts,
+    Tensor,
+    Variable,
+)
 
 MOST_ENTRIES = 10_000
 """A container with more entries is not looked through."""
@@ -72,6 +84,10 @@ def kind_of(value: Any) -> type[Held] | str | None:
         return Logger
     if kind in (bytearray, array.array):
         return ByteBuffer
+    if kind in (io.StringIO, io.BytesIO):
+        return MemoryFile
+    if isinstance(value, np.ndarray) and value.dtype.hasobject:
+        return OPAQUE  # its bytes are addresses
     if isinstance(value, types.BuiltinFunctionType):
         return CONSTANT if value.__self__ is None or isinstance(value.__self__, (ModuleType, type)) else Parts
     return _kind_of_instance(kind)

@@ -41,7 +41,7 @@ _UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input",
 _UNKNOWN_NAMES = {
     "os": frozenset(
         "listdir stat scandir walk urandom getrandom getpid getppid getcwd exists isfile isdir access readlink "
-        "times getloadavg cpu_count sched_getaffinity get_terminal_size popen system read statvfs fstat".split()
+        "times umask getloadavg cpu_count sched_getaffinity get_terminal_size popen system read statvfs fstat".split()
     ),
     "datetime": frozenset(("now", "today", "utcnow")),
     "sys": frozenset("modules stdin _getframe _current_frames getrefcount gettrace getprofile".split()),
@@ -371,6 +371,8 @@ class Entered:
         self.snapshot.names(frame.f_builtins, [name for name in known.globals if name not in frame.f_globals], ())
         if "initial_seed" in known.names and "default_generator" in known.names:
             self.seeded = line_of(code, "initial_seed")
+        if "globals" in known.globals and "globals" not in frame.f_globals:
+            self.snapshot.visit(frame.f_globals)  # as data too: names that the program adds are taken back
         self._settings(known, frame.f_globals)
         self._imported(code, known, frame.f_globals)
         self._unknown(code, known, frame.f_globals)

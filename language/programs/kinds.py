@@ -295,7 +295,7 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 class Array(Held):
-    """A numpy array, by its bytes: they are no constants of Python's. What changes one cannot be repeated."""
+    """A numpy array without Python's objects, by its bytes."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
@@ -306,11 +306,15 @@ class Array(Held):
         return None if now == self.before else now
 
     @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        now = dict(zip(*cls.read(holder), strict=True)) | {key: value}
+        cls.fill(holder, [*now], [*now.values()])
+
+    @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
         kind, shape, content = values
-        if holder.flags.writeable and (str(holder.dtype), holder.shape) == (kind, shape):
-            if holder.dtype.hasobject:
-                return  # its bytes are addresses
+        if holder.flags.writeable and str(holder.dtype) == kind and len(content) == holder.nbytes:
+            holder.shape = shape
             holder[...] = np.frombuffer(content, holder.dtype).reshape(shape)
 
 
@@ -326,6 +330,26 @@ class ByteBuffer(Array):
         holder[:] = (
             type(holder)(values[0]) if isinstance(holder, bytearray) else array.array(holder.typecode, values[0])
         )
+
+
+class MemoryFile(Array):
+    """A file in memory (`io.StringIO`, `io.BytesIO`): what is in it, and where it stands."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        if holder.closed:
+            return ["closed"], [True]
+        return ["content", "place"], [holder.getvalue(), holder.tell()]
+
+    @classmethod
+    def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
+        if holder.closed or keys == ["closed"]:
+            return  # no method opens it again, and what was in it is lost
+        content, place = values
+        holder.seek(0)
+        holder.truncate()
+        holder.write(content)
+        holder.seek(place)
 
 
 class Logger(Held):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,7 +49,29 @@ def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool])
             found.append(float(leaf) if isinstance(leaf, torch.SymFloat) else bool(leaf))
         else:
             found.append(leaf)
-    return Result(found, spec)
+    return Result(found, with_sizes(spec))
+
+
+class _Size:
+    """Stands for torch.Size in the structure of arguments and results."""
+
+
+def _flat(value: Any) -> tuple[list[Any], Any]:
+    raise TypeError("it stands in structures only")
+
+
+pytree.register_pytree_node(_Size, _flat, lambda sizes, _: torch.Size([*sizes]))
+
+
+def with_sizes(spec: Any) -> Any:
+    """A structure from which PyTorch builds each torch.Size as one: of its own it builds tuples."""
+    if spec.is_leaf():
+        return spec
+    children = [with_sizes(child) for child in spec.children()]
+    kind = _Size if spec.type is torch.Size else spec.type
+    if kind is spec.type and all(map(operator.is_, children, spec.children())):
+        return spec
+    return pytree.TreeSpec(kind, spec._context, children)
 
 
 def _has_number_keys(value: Any) -> bool:

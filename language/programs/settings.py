@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributions import Distribution
 
 from monarch.language.programs.held import Contents, Held
 
@@ -95,6 +96,7 @@ SETTINGS = (
     ),
     Setting(frozenset(("isinstance", "issubclass")), abc.get_cache_token),  # classes that were registered with another
     Setting(frozenset(("numpy",)), lambda: repr(np.geterr()), lambda value: np.seterr(**literal_eval(value))),
+    Setting(frozenset(("getbufsize",)), np.getbufsize, np.setbufsize),
     Setting(
         frozenset(("get_printoptions", "array2string", "array_str", "array_repr")),
         lambda: repr(np.get_printoptions()),
@@ -121,9 +123,32 @@ SETTINGS = (
     _of(torch, "get_num_interop_threads"),
     _of(torch, "get_float32_matmul_precision", "set_float32_matmul_precision"),
     _of(torch, "get_deterministic_debug_mode", "set_deterministic_debug_mode"),
+    Setting(
+        frozenset(("is_deterministic_algorithms_warn_only_enabled", "use_deterministic_algorithms")),
+        torch.is_deterministic_algorithms_warn_only_enabled,
+        lambda value: torch.use_deterministic_algorithms(torch.are_deterministic_algorithms_enabled(), warn_only=value),
+    ),
     _of(torch, "is_warn_always_enabled", "set_warn_always"),
     _of(torch.__future__, "get_swap_module_params_on_conversion", "set_swap_module_params_on_conversion"),
     _of(torch.__future__, "get_overwrite_module_params_on_conversion", "set_overwrite_module_params_on_conversion"),
+    _of(torch, "is_autocast_cache_enabled", "set_autocast_cache_enabled"),
+    _of(torch.backends.mha, "get_fastpath_enabled", "set_fastpath_enabled"),
+    *(
+        _of(torch.backends.cuda, f"{name}_sdp_enabled", f"enable_{name}_sdp")
+        for name in ("flash", "math", "mem_efficient", "cudnn")
+    ),
+    _of(torch.multiprocessing, "get_sharing_strategy", "set_sharing_strategy"),
+    _of(torch.hub, "get_dir", "set_dir"),
+    Setting(
+        frozenset(("check_sparse_tensor_invariants",)),
+        torch.sparse.check_sparse_tensor_invariants.is_enabled,
+        lambda value: torch._C._set_check_sparse_tensor_invariants(value),
+    ),
+    Setting(
+        frozenset(("distributions", "set_default_validate_args", *torch.distributions.__all__)),
+        lambda: Distribution._validate_args,
+        Distribution.set_default_validate_args,
+    ),
     _of(sys, "getrecursionlimit", "setrecursionlimit"),
     _of(sys, "getswitchinterval", "setswitchinterval"),
     _of(sys, "get_int_max_str_digits", "set_int_max_str_digits"),

@@ -37,7 +37,7 @@ from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.own import Belongings, check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
-from monarch.language.programs.results import Result, result_of
+from monarch.language.programs.results import Result, result_of, with_sizes
 from monarch.language.programs.signature import repeats_of
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.programs.unsaid import unsaid
@@ -294,7 +294,10 @@ def _trace(
         inputs_, arguments = _symbolic(recording, call, leaves, types, symbolic)
         as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
         passed = Passed(
-            call.args, call.kwargs, pytree.tree_unflatten(inputs_[: call.spec.num_leaves], call.spec), not call.examples
+            call.args,
+            call.kwargs,
+            pytree.tree_unflatten(inputs_[: call.spec.num_leaves], with_sizes(call.spec)),
+            not call.examples,
         )
         of_caller.append(passed)
         args, kwargs = passed.args, passed.kwargs

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import _disable_current_modes, _get_current_di
 
 from monarch.language.placing.distribute import distribute
 from monarch.language.programs.call import ProgramCall
+from monarch.language.programs.results import with_sizes
 from monarch.language.tensors.mesh import Mesh
 
 _function_modes, _dispatch_modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
@@ -46,5 +47,5 @@ def run_itself(call: ProgramCall, mesh: Mesh) -> Any:
             return distribute(leaf, call.meshes.get(number, mesh), types[number].layout)
 
     leaves = [placed(number, leaf) for number, leaf in enumerate(call.leaves)]
-    args, kwargs = pytree.tree_unflatten(leaves, call.spec)
+    args, kwargs = pytree.tree_unflatten(leaves, with_sizes(call.spec))
     return call.function(*args, **kwargs)

@@ -434,6 +434,12 @@ class DistributedTensor(_Base):
         return self.full_tensor().numpy(force=force)
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        if operations.is_tracing() and operations.read_known(self) is None:
+            raise ProgramError(
+                "NumPy asks for a tensor's values while a program is traced: they are on the workers",
+                hint="have arrays be tensors before they meet one: x + torch.as_tensor(array).",
+                source=user_source(),
+            )
         return self.full_tensor().__array__(dtype)
 
     def __bool__(self) -> bool:

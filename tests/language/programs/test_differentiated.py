@@ -10,7 +10,7 @@ import torch
 
 import monarch
 from monarch.compiler.errors import ProgramError
-from monarch.language import Mesh
+from monarch.language import Mesh, distribute, program
 
 WEIGHT = torch.linspace(-1, 1, 12).reshape(3, 4)
 
@@ -118,3 +118,10 @@ def test_where_the_caller_could_not_see_a_gradient_it_is_refused(mesh: Mesh) -> 
     x = monarch.distribute(torch.ones(3, 4), mesh)
     with pytest.raises(ProgramError, match="passed twice"):
         twice(x, x)
+
+
+def test_zeros_of_forward_derivatives_are_tensors_that_workers_add_to(mesh: Mesh) -> None:
+    """Autograd's own have no memory, and are written to by no op."""
+    weight = distribute(torch.eye(4), mesh)
+    step = program(lambda x: torch.func.hessian(lambda v: (v @ weight).tanh().sum())(x), mesh=mesh)
+    assert "zerotensor" not in str(step.trace(torch.ones(4)).graph)

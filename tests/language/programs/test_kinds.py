@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import collections
+import contextlib
 import functools
 import logging
 import operator
@@ -12,6 +13,7 @@ import sys
 import threading
 import types
 import typing
+import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -312,3 +314,21 @@ def test_a_defaultdicts_factory_keys_and_entries_are_expected(
         change()
         assert [step(torch.ones(1)).item() for _ in range(6)] == [factor()] * 6
         assert len(traces) == number + 1
+
+
+def test_names_that_a_program_computes_are_taken_back(mesh: Mesh) -> None:
+    """A namespace that only `globals` gives it: an exception leaves no name, and no number, behind."""
+    names: dict[str, Any] = {"fail": False}
+    exec(
+        "def count(x):\n    globals().setdefault('new', 0)\n    globals()['new'] += 1\n"
+        "    if fail: raise KeyError\n    return x * new",
+        names,
+    )
+    step = program(names["count"], mesh=mesh)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for fail, left in ((True, None), (False, 1), (True, 1), (False, 2)):
+            names["fail"] = fail
+            with pytest.raises(KeyError) if fail else contextlib.nullcontext():
+                assert step(torch.ones(1)).item() == left
+            assert names.get("new") == left

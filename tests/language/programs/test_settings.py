@@ -29,6 +29,7 @@ MODULE = "settings_of_a_test"
 def as_before() -> Iterator[None]:
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
     autocast, digits, limit = torch.get_autocast_dtype("cpu"), sys.get_int_max_str_digits(), sys.getrecursionlimit()
+    hub, buffer = torch.hub.get_dir(), np.getbufsize()
     multiply, largest, place = torch.Tensor.__mul__, builtins.max, locale.setlocale(locale.LC_ALL)
     with decimal.localcontext(decimal.Context(prec=28)), np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -38,6 +39,14 @@ def as_before() -> Iterator[None]:
     torch.set_printoptions(profile="default")
     torch.set_float32_matmul_precision(precision)
     torch.set_autocast_dtype("cpu", autocast)
+    torch.set_autocast_cache_enabled(True)
+    torch.use_deterministic_algorithms(False)
+    torch.backends.mha.set_fastpath_enabled(True)
+    torch.backends.cuda.enable_math_sdp(True)
+    torch._C._set_check_sparse_tensor_invariants(False)
+    torch.distributions.Distribution.set_default_validate_args(__debug__)
+    torch.hub.set_dir(hub)
+    np.setbufsize(buffer)
     sys.set_int_max_str_digits(digits)
     sys.setrecursionlimit(limit)
     torch.__future__.set_swap_module_params_on_conversion(False)
@@ -115,6 +124,7 @@ def warned() -> Any:
 
 
 THIRD = decimal.Decimal(1)
+DTYPE = [torch.float32]
 PLAIN = Plain()
 
 Change = Callable[[int], Any]
@@ -141,6 +151,32 @@ CASES: dict[str, tuple[Callable[[], Any], Change]] = {
         lambda: float(torch.get_autocast_dtype("cpu") is torch.float16),
         lambda i: torch.set_autocast_dtype("cpu", (torch.float16, torch.bfloat16)[i % 2]),
     ),
+    "warnings in the place of errors": (
+        lambda: 1.0 + torch.is_deterministic_algorithms_warn_only_enabled(),
+        lambda i: torch.use_deterministic_algorithms(False, warn_only=i % 2 == 0),
+    ),
+    "autocast's cache": (
+        lambda: 1.0 + torch.is_autocast_cache_enabled(),
+        lambda i: torch.set_autocast_cache_enabled(i % 2 == 1),
+    ),
+    "the attention of eval mode": (
+        lambda: 1.0 + torch.backends.mha.get_fastpath_enabled(),
+        lambda i: torch.backends.mha.set_fastpath_enabled(i % 2 == 1),
+    ),
+    "which attention": (
+        lambda: 1.0 + torch.backends.cuda.math_sdp_enabled(),
+        lambda i: torch.backends.cuda.enable_math_sdp(i % 2 == 1),
+    ),
+    "sparse tensors": (
+        lambda: 1.0 + torch.sparse.check_sparse_tensor_invariants.is_enabled(),
+        lambda i: torch._C._set_check_sparse_tensor_invariants(i % 2 == 0),
+    ),
+    "validation": (
+        lambda: 1.0 + torch.distributions.Normal(0.0, 1.0)._validate_args,
+        lambda i: torch.distributions.Distribution.set_default_validate_args(i % 2 == 1),
+    ),
+    "where models are kept": (lambda: len(torch.hub.get_dir()), lambda i: torch.hub.set_dir("m" * (i + 1))),
+    "numpy's buffer": (lambda: np.getbufsize() / 4096, lambda i: np.setbufsize(4096 << i)),
     "swapping": (
         lambda: 1.0 + torch.__future__.get_swap_module_params_on_conversion(),
         lambda i: torch.__future__.set_swap_module_params_on_conversion(i % 2 == 0),
@@ -248,6 +284,23 @@ def test_a_setting_that_a_program_sets_is_set_at_each_call(mesh: Mesh) -> None:
         decimal.getcontext().prec = prec
         assert step(torch.ones(1)).full_tensor().item() == pytest.approx(0.33333)
         assert decimal.getcontext().prec == 5
+
+
+def test_a_default_dtype_that_a_program_sets_is_that_of_the_call(mesh: Mesh) -> None:
+    """Its ops are the same ones, and give another dtype."""
+    before = torch.get_default_dtype()
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        torch.set_default_dtype(DTYPE[0])
+        made = torch.ones(4) / 3 + x
+        torch.set_default_dtype(before)
+        return made
+
+    for DTYPE[0] in (torch.float32, torch.float64, torch.float32):
+        found = step(torch.zeros(4)).full_tensor()
+        assert found.equal(torch.ones(4, dtype=DTYPE[0]) / 3)
+        assert found.dtype == DTYPE[0]
 
 
 def test_an_operator_of_tensors_that_is_replaced_is_noticed(mesh: Mesh) -> None:
