@@ -56,7 +56,7 @@ class Recording:
         self.scalars: dict[str, float] = {}
         self.guards: list[tuple[Expr, Any]] = []
         self._by_handle: dict[int, Value] = {}
-        self._lifted: dict[tuple[str, float], str] = {}
+        self._lifted: dict[str, str] = {}
         self.input_cells: set[int] = set()
         self.not_written: set[int] = set()
         """The cells of plain tensors of which views of named sizes were taken."""
@@ -274,11 +274,13 @@ class Recording:
         self.scalars[label] = value
         return Scalar(Expr("scalar", (label, "f64")), value, self.guard)
 
-    def lift(self, number: float | int) -> Expr:
-        """A number of the eager door as an input of the plan. Equal numbers are one input: an optimizer's bias
-        corrections are the same for every parameter."""
-        kind = "i64" if isinstance(number, int) else "f64"
-        label = self._lifted.setdefault((kind, number), f"s{len(self.scalars)}")
+    def lift(self, number: float | int, alone: bool = False) -> Expr:
+        """A number of the eager door as an input of the plan. Equal numbers are one input, for an optimizer's bias
+        corrections are the same for every parameter; one that is `alone` has its own, so that it makes no difference
+        to the plan whether it equals another."""
+        kind, label = "i64" if isinstance(number, int) else "f64", f"s{len(self.scalars)}"
+        if not alone:
+            label = self._lifted.setdefault(repr(number), label)  # 0.0 equals -0.0, and is another number
         self.scalars[label] = number
         return Expr("scalar", (label, kind))
 

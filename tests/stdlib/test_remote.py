@@ -38,6 +38,11 @@ def halves(pair: dict[str, torch.Tensor], by: float = 2.0) -> tuple[torch.Tensor
     return pair["a"], [pair["b"] / by, pair["a"][:1]]
 
 
+@monarch.remote(propagate=lambda x, n: x.new_empty(1, dtype=torch.int64))
+def exact(x: torch.Tensor, n: int) -> torch.Tensor:
+    return torch.tensor([n])
+
+
 @monarch.remote(propagate=lambda x: x)
 def wrong(x: torch.Tensor) -> torch.Tensor:
     return x[:1]
@@ -106,18 +111,6 @@ def test_a_call_that_cannot_be_an_op_is_an_error(call: Any, said: str) -> None:
         program(call, mesh=MESH).trace(monarch.distribute(torch.rand(4), MESH))
 
 
-def test_a_number_that_a_program_takes_is_that_of_each_call() -> None:
-    """Functions of the user's take no symbols: the program is traced for each number."""
-
-    def step(x: "f32[4]", by: float) -> Any:
-        return halves({"a": x, "b": x}, by)[1][0]
-
-    with Mesh(data=2) as mesh:
-        traced, x = program(step, mesh=mesh), torch.rand(4)
-        for by in (3.0, 5.0, 3.0):
-            assert torch.equal(traced(x, by).full_tensor(), x / by)
-
-
 def test_what_a_function_closes_over_is_compared_at_each_call() -> None:
     """By what it pickles to; pickling reads much that no check follows, for which a program would be traced anew."""
     by = 2.0
@@ -143,5 +136,8 @@ def test_workers_run_it_and_refuse_another_shape() -> None:
     with Mesh(data=2) as mesh:
         x = monarch.distribute(torch.rand(8, 4), mesh)
         assert torch.equal(counts(x, 2).full_tensor(), torch.histc(x.full_tensor(), 2, 0, 1).long())
+        for by in (0.1, -0.0, 3.0):
+            assert torch.equal(halves({"a": x, "b": x}, by)[1][0].full_tensor(), x.full_tensor() / by)
+        assert exact(x, 2**62 + 1).full_tensor().tolist() == [2**62 + 1]
         with pytest.raises(monarch.DeviceMeshError, match="propagate says"):
             wrong(x).full_tensor()
