@@ -83,7 +83,7 @@ demo-rdma: $(READY)
 
 # Files of tests side by side, in order: the last ones leave their process changed (tests/conftest.py).
 test: setup
-	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile $(ARGS)
 
 test-full:
 	$(MAKE) test ARGS="--full $(ARGS)"

@@ -134,8 +134,10 @@ def pytest_xdist_auto_num_workers() -> int:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Of several processes, one runs all that needs a Ray cluster, and one all that needs a browser and pages of large
-    plans: there is one of each."""
+    plans: there is one of each. Files go to them in the order above, and not those of many tests first."""
     from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
 
     class ByFile(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:

@@ -83,6 +83,7 @@ class GlooForNccl:
 @contextmanager
 def standing_in(library: type[GlooForNccl] = GlooForNccl) -> Iterator[None]:
     """Workers that are forked meanwhile take Gloo for NCCL, and the CPU for a GPU."""
+    assert processes.can_fork(), "an earlier test has loaded CUDA's driver or Ray: workers would be fresh processes"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(nccl, "Nccl", library)
         patch.setattr(gpu, "device_for", lambda plan, worker: torch.device("cpu"))
