@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import count, repeat, starmap
+from itertools import count
 from typing import Any
 
 import torch
@@ -81,7 +81,6 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         self._log = "commands" in settings.log
         self._ahead = settings.steps_ahead
         self._freed: deque[int] = deque()
-        self._freeing: list[int] = []
         self._types: dict[TensorType, TensorType] = {}
         self._records: dict[tuple[str, Place | None], PlanRecord] = {}
         self._unloaded: deque[tuple[tuple[str, Place | None], int]] = deque()
@@ -160,7 +159,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         id = self.state.handles(1)
         name = f"put {type}"
         made = RemoteTensor(id, self._types.setdefault(type, type), Step(name), on, self._freed)
-        self._handles.add(id, [made])
+        self._handles.add([made])
         alone = self._mesh.workers > 1 and min(map(blocks.of_worker.count, set(blocks.of_worker))) == 1
         if place is not None:
             blocks = blocks.on(place, self._mesh.workers)
@@ -236,7 +235,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             self.connection.enter(plan.name)
             if self._found is not None:
                 self._raise_found()
-            start = clock()
+            timed = heard(Span)
+            start = clock() if timed else 0
             on = part or self
             known = on.plans.get(id(plan))
             record = known[1] if known is not None and known[0]() is plan else self._load(plan, part)
@@ -268,36 +268,38 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 self._flush_freed()
             state = self.state
             base = state.handles(len(record.output_types))
-            donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is RemoteTensor])
-            step = Step(record.name, donated, record.place)
-            step.receivers = record.receivers
-            if donated:
-                step.previous = (record, base, arguments)
-            remotes = [
+            step = Step(record.name, (), record.place)
+            if record.donated:
+                step.donated = tuple([handle for at in record.donated if type(handle := arguments[at]) is RemoteTensor])
+                step.commits = True
+                if step.donated:
+                    step.previous = (record, base, arguments)
+            if record.receivers:
+                step.receivers = record.receivers
+            made: list[Any] = [
                 RemoteTensor(base + at, each, step, on, self._freed) for at, each in enumerate(record.output_types)
             ]
             if record.owners is not None:
-                for remote, giver in zip(remotes, record.givers, strict=True):
+                for remote, giver in zip(made, record.givers, strict=True):
                     remote.owner = giver
-            self._handles.add(base, remotes)
+            self._handles.add(made)
             place = state.places.take(record.room) if record.small else 0
             for at, small in record.small:
-                remotes[at].copied = place + small.offset, small
-            made: list[Handle] = [*remotes]
+                made[at].copied = place + small.offset, small
             if bind is not None:
                 step.bind = partial(bind, made)
-            ids = tuple(self._next_freed()) if self._freed or self._freeing else ()
-            freed = len(ids)
-            released = [each for each in release if type(each) is RemoteTensor][: max(0, wire.FREE_AT_ONCE - freed)]
-            ids += tuple([each.id for each in released])
-            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, len(ids), *values)
-            if ids:
-                body += struct.pack(f"={len(ids)}q", *ids)
-            step.commits = bool(record.donated)
+            freed = self._next_freed() if self._freed else ()
+            released: list[RemoteTensor] = []
+            if release:
+                left = wire.FREE_AT_ONCE - len(freed)
+                released += [each for each in release if type(each) is RemoteTensor][:left]
+            number = len(freed) + len(released)
+            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, number, *values)
+            if number:
+                body += struct.pack(f"={number}q", *freed, *[each.id for each in released])
             step.again = Replay(body, (), range(base, base + len(made)), plan, record)
             self._give(step)
-            if freed:
-                del self._freeing[:freed]
+            self._told_of(freed)
             for each in released:
                 each.taken_by = step  # which has freed it
             self.connection.publish()
@@ -305,7 +307,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 self._say(f"run {record.name} ({', '.join(map(str, values))}) -> {base} ...")
             if self._recorder is not None:
                 self._recorder.ran(record.number, plan)
-            self._did("run", record.name, start, step.sequence)
+            if timed:
+                self._did("run", record.name, start, step.sequence)
             if self.kept_snapshots is not None:
                 self._go_on_with_snapshots(step)
             if self._checks is not None:
@@ -484,24 +487,25 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     # -- in between ------------------------------------------------------------------------------------------------
 
     def _next_freed(self) -> list[int]:
-        """Values that are no longer needed. They are to be deleted from this list when the workers have been told; to
-        free a value twice does no harm."""
-        # In one call, so that no signal's handler comes between an id's leaving the queue and this.
-        try:
-            self._freeing.extend(starmap(self._freed.popleft, repeat((), min(len(self._freed), wire.FREE_AT_ONCE))))
-        except IndexError:  # a handler has emptied the queue
-            pass
-        return self._freeing
+        """Values that are no longer needed, which leave the queue when the workers have been told (`_told_of`): a
+        signal's handler may tell them of the same ones meanwhile, and to free a value twice does no harm."""
+        return [*self._freed][: wire.FREE_AT_ONCE]
+
+    def _told_of(self, freed: Sequence[int]) -> None:
+        for id in freed:
+            try:
+                self._freed.remove(id)  # it comes first, unless a handler was quicker
+            except ValueError:
+                pass
 
     def _flush_freed(self) -> None:
         """Tell the workers which values and plans are no longer needed."""
-        while self._freed or self._freeing:
+        while self._freed:
             ids = self._next_freed()
-            number = len(ids)
             step = Step("free")
             step.again = Replay(wire.numbers(wire.FREE, *ids))
             self._give(step)
-            del ids[:number]
+            self._told_of(ids)
         while self._unloaded:
             key, number = self._unloaded.popleft()
             record = self._records.get(key)

@@ -102,9 +102,10 @@ class Handles:
         self._known: dict[int, weakref.ref[RemoteTensor]] = {}
         self._look_at = 1024
 
-    def add(self, first: int, handles: Sequence[RemoteTensor]) -> None:
-        """Handles with the numbers from `first` on."""
-        self._known.update(zip(range(first, first + len(handles)), map(weakref.ref, handles), strict=True))
+    def add(self, handles: Sequence[RemoteTensor]) -> None:
+        """Handles of a command that is not given yet: one that is interrupted before it is makes none of them."""
+        for handle in handles:
+            self._known[handle.id] = weakref.ref(handle)
 
     def forget(self) -> None:
         """Let go of those that are gone, now and then."""

@@ -81,5 +81,5 @@ class Lending(ABC):
             self.connection.publish()
             types = [self._types.setdefault(type_, type_) for type_ in types]
             adopted = [RemoteTensor(base + at, type_, step, on, self._freed) for at, type_ in enumerate(types)]
-            self._handles.add(base, adopted)
+            self._handles.add(adopted)
             return [*adopted]

@@ -12,9 +12,10 @@ from __future__ import annotations
 import re
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from signal import Signals
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -91,8 +92,11 @@ class RemoteTensor:
     def __del__(self) -> None:
         # May run at any point of any thread: an append is all that is safe. What a step has taken it has freed.
         # An interrupt may have come before there was an id.
-        if getattr(self, "taken_by", self) is None:
-            self._freed.append(self.id)
+        try:
+            if self.taken_by is None:
+                self._freed.append(self.id)
+        except AttributeError:
+            pass
 
     def __repr__(self) -> str:
         return f"<handle {self.id}: {self.type}>"
@@ -131,7 +135,8 @@ class Step:
         self.placed = False  # `again` is kept for longer: what it places may be on one worker only
 
 
-class Replay(NamedTuple):
+@dataclass(eq=False, slots=True)
+class Replay:
     """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, and
     the plan that it runs."""
 
@@ -227,10 +232,9 @@ class ControllerState:
         """Note that the workers are given a step. To note it again changes nothing."""
         for handle in step.donated:
             handle.taken_by = handle.taken_by if step.noted else step
-        log = deque() if self.log is None else self.log
-        kept = () if step.noted or step.again is None else ((step, step.again),)
+        if self.log is not None and not step.noted and step.again is not None:
+            self.log += ((step, step.again),)
         self._under_way += () if step.noted else (step,)
-        log += kept
         step.noted = True
 
     def handles(self, count: int) -> int:

@@ -116,7 +116,7 @@ class Storing(ABC):
                 type_.check(mesh, name)
                 made.append(RemoteTensor(id, self._types.setdefault(type_, type_), Step("load"), owner, self._freed))
                 described.append([id, type_text(type_), name, [block_text(block) for block in blocks]])
-            self._handles.add(base, made)
+            self._handles.add(made)
             for group in _grouped(described):
                 step = Step("load", place=place)
                 ids = [each[0] for each in group]

@@ -65,6 +65,10 @@ def small_results(plan: Plan) -> tuple[Small, ...]:
     return tuple(found)
 
 
+# `ctypes.memmove` gives up the interpreter's lock, and makes a number of what it returns.
+_copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memmove", ctypes.PyDLL(None)))
+
+
 class Places:
     """The places of one mesh's results, as the controller gives them."""
 
@@ -106,11 +110,12 @@ class Results:
         """Copy a result, unless it is not what its type says, or on a GPU: then it is fetched as it is."""
         at = place % RESULTS_BYTES
         self._words[at // _WORD] = 0
-        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        if not isinstance(value, torch.Tensor) or not value.is_cpu:
             return
         if value.shape == small.shape and value.dtype is small.dtype:
-            row = value.resolve_conj().resolve_neg().contiguous()
-            ctypes.memmove(self._address + at + _WORD, row.data_ptr(), row.nbytes)
+            plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
+            row = value if plain else value.resolve_conj().resolve_neg().contiguous()
+            _copy(self._address + at + _WORD, row.data_ptr(), small.nbytes)
             self._words[at // _WORD] = 1 + place
 
     def read(self, place: int, small: Small) -> torch.Tensor | None:

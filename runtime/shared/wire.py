@@ -86,13 +86,21 @@ RECORD = struct.Struct("=q")
 """Before each record that goes to another host: its length."""
 
 
-def run_struct(dtypes: Sequence[torch.dtype | None], wanted: Sequence[bool] | None = None) -> struct.Struct:
-    """The record of a RUN: for each input None where it is a handle, or its number's dtype. Inputs that are not wanted
-    are passed over."""
-    letters = ["q" if dtype is None or not dtype.is_floating_point else "d" for dtype in dtypes]
-    if wanted is not None:
-        letters = [letter if want else "8x" for letter, want in zip(letters, wanted, strict=True)]
-    return struct.Struct("=6q" + "".join(letters))
+def run_struct(dtypes: Sequence[torch.dtype | None]) -> struct.Struct:
+    """The record of a RUN without the freed handles: for each input None where it is a handle, or its number's
+    dtype."""
+    return struct.Struct("=6q" + "".join(map(_letter, dtypes)))
+
+
+def inputs_struct(dtypes: Sequence[torch.dtype | None], wanted: Sequence[bool]) -> struct.Struct:
+    """The inputs in a RUN, behind its head. Those that are not wanted are passed over."""
+    return struct.Struct(
+        "=" + "".join([_letter(dtype) if want else "8x" for dtype, want in zip(dtypes, wanted, strict=True)])
+    )
+
+
+def _letter(dtype: torch.dtype | None) -> str:
+    return "q" if dtype is None or not dtype.is_floating_point else "d"
 
 
 def numbers(kind: int, *values: int) -> bytes:
@@ -103,6 +111,11 @@ def pack_json(kind: int, told: Any) -> bytes:
     """A record with JSON behind its kind, of a length that 8 divides: those of a ring do not know their own."""
     text = json.dumps(told).encode()
     return KIND.pack(kind) + text + b" " * (-len(text) % 8)
+
+
+def last_numbers(body: bytes | bytearray, count: int) -> tuple[int, ...]:
+    """The numbers at a record's end."""
+    return struct.unpack_from(f"={count}q", body, len(body) - KIND.size * count)
 
 
 def unpack_json(body: bytes | bytearray) -> Any:

@@ -127,7 +127,7 @@ class LoadedPlan:
         self.sources = plan.sources
         # A number arrives as one, and is to the plan a tensor without dims.
         self.dtypes = [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in plan.inputs]
-        self.struct = wire.run_struct(
+        self.struct = wire.inputs_struct(
             [spec.type.dtype if spec.kind in ("scalar", "seed") else None for spec in whole.inputs],
             [spec.part == part for spec in whole.inputs],
         )

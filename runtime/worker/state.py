@@ -116,7 +116,7 @@ class WorkerState(Lending):
 
     def handle(self, step: int, body: bytearray) -> list[Message]:
         (kind,) = wire.KIND.unpack_from(body)
-        if self._freed:
+        if self._freed.many:
             self.let_go()
         return self.handlers[kind](step, body)
 
@@ -135,7 +135,7 @@ class WorkerState(Lending):
         return self.actors is not None
 
     def _session(self, collectives: Steps) -> None:
-        self._collectives, self._begin = collectives, collectives.at.begin
+        self._collectives, self._begin, self._is_stopped = collectives, collectives.at.begin, collectives.at.is_stopped
         self._parts: dict[tuple[MeshSpec, NDSlice, tuple[int, ...] | None, tuple[int, ...] | None], Steps] = {}
         self._ranks: dict[int, Collection[int]] = {}
         """The workers that a plan runs on, by its number, where these are not all."""
@@ -249,19 +249,21 @@ class WorkerState(Lending):
     def _run(self, step: int, body: bytearray) -> list[Message]:
         _, number, base, outputs, place, freed = wire.RUN_HEAD.unpack_from(body)
         if freed:
-            self._drop(step, wire.unpack_numbers(body[-wire.KIND.size * freed :]))
+            self._drop(step, wire.last_numbers(body, freed))
+        plan = self.plans[number]
         if number in self._unmade:
             self._make(step, number, *self._unmade.pop(number))
-        plan = self.plans[number]
+            plan = self.plans[number]
         if not isinstance(plan, LoadedPlan):
             return [] if plan is None else [self._miss(step, base, outputs, replace(plan, step=step))]
-        stopping.clear()
-        if self._collectives.at.is_stopped(step):
+        if stopping:
+            stopping.clear()
+        if self._is_stopped(step):
             return [self._miss(step, base, outputs, Report("stopped", self.rank, step))]
-        arguments: list[Any] = list(plan.struct.unpack_from(body)[6:])
-        self._donated = [arguments[at] for at in plan.donated]
+        arguments: list[Any] = list(plan.struct.unpack_from(body, wire.RUN_HEAD.size))
+        self._donated = [arguments[at] for at in plan.donated] if plan.donated else []
         self._committed = False
-        values, sending = self.values, self._collectives.at.sending
+        values = self.values
         elsewhere: list[tuple[int, int]] = []
         for at, dtype in enumerate(plan.dtypes):
             if dtype is not None:
@@ -277,40 +279,29 @@ class WorkerState(Lending):
         self._begin(step)
         try:
             if plan.sends is not None:
-                sending.begin(step, plan.sends.readers, arguments)
-            if self.seen:
-                self._part_from_actors(plan, arguments)
-            if sending.is_busy:
-                for at in plan.donated:
-                    if sending.holds(arguments[at]):
-                        arguments[at] = arguments[at].clone()
-            if self._shared and not self._shared.isdisjoint(self._donated):
-                for at, handle in zip(plan.donated, self._donated, strict=True):
-                    if handle in self._shared:
-                        arguments[at] = arguments[at].clone()
-            if self._files.writing:
-                for at, handle in zip(plan.donated, self._donated, strict=True):
-                    if self._files.is_held(handle):
-                        arguments[at] = arguments[at].clone()
+                self._collectives.at.sending.begin(step, plan.sends.readers, arguments)
+            if self._donated:
+                self._part_from_readers(plan, arguments)
             for at, handle in elsewhere:
                 arguments[at] = values[handle] = arguments[at].to(plan.device)
-            if plan.failed and plan.ready is not None:
-                plan.ready.forget()
-            plan.failed = False
+            if plan.failed:
+                plan.failed = False
+                if plan.ready is not None:
+                    plan.ready.forget()
             self._small, self._small_place = plan.small_early, place
             results = plan.run(arguments)
             plan.check()
             if plan.sends is not None:
-                sending.finish(plan.sends.last)
+                self._collectives.at.sending.finish(plan.sends.last)
         except Aborted as aborted:
             plan.failed = True
-            sending.fail()
+            self._collectives.at.sending.fail()
             report = Report(aborted.kind, self.rank, step, error=str(aborted), committed=self._committed)
             locate(report, plan, aborted)
             return [self._miss(step, base, outputs, report)]
         except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
             plan.failed = True
-            sending.fail()
+            self._collectives.at.sending.fail()
             report = explain(self.rank, step, plan, error, self._committed)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
@@ -318,17 +309,28 @@ class WorkerState(Lending):
             values[base + at] = result
         if plan.shares:
             self._together[self._ranks[number]] = step + 1
-        self._copy_small(plan.small, place, [results[small.output] for small in plan.small])
+        if self._results is not None:
+            for small in plan.small:
+                self._results.write(place + small.offset, small, results[small.output])
         return []
+
+    def _part_from_readers(self, plan: LoadedPlan, arguments: list[Any]) -> None:
+        """What the step may write in place, and others read, is copied for the step: actors, sends beside the steps
+        that follow, snapshots and files."""
+        if self.seen:
+            self._part_from_actors(plan, arguments)
+        sending = self._collectives.at.sending
+        for at, handle in zip(plan.donated, self._donated, strict=True):
+            if (
+                handle in self._shared
+                or (sending.is_busy and sending.holds(arguments[at]))
+                or (self._files.writing and self._files.is_held(handle))
+            ):
+                arguments[at] = arguments[at].clone()
 
     def _halt(self) -> None:
         if not self._committed:
             self._collectives.at.halt()
-
-    def _copy_small(self, small: Sequence[Small], place: int, values: Sequence[object]) -> None:
-        if self._results is not None:
-            for each, value in zip(small, values, strict=True):
-                self._results.write(place + each.offset, each, value)
 
     def _miss(self, step: int, base: int, outputs: int, report: Report) -> Report:
         root = report.root if report.kind == "dependent" else step
@@ -343,7 +345,9 @@ class WorkerState(Lending):
 
         def commit(*small: object) -> None:
             check()
-            self._copy_small(self._small, self._small_place, small)
+            if self._results is not None:
+                for each, value in zip(self._small, small, strict=True):
+                    self._results.write(self._small_place + each.offset, each, value)
             if self._together:
                 self._await_other_parts(ranks)
             meet()
@@ -539,13 +543,15 @@ class WorkerState(Lending):
         return []
 
     def _drop(self, step: int, handles: Sequence[int]) -> None:
-        dropped = {handle: self.values.pop(handle, None) for handle in handles}
-        for handle in handles if self.seen else ():
-            self.seen.pop(handle, None)
-        if self.actors is None:  # a mesh in processes of actors is not healed
-            kept = {handle: value for handle, value in dropped.items() if isinstance(value, torch.Tensor)}
-            if kept:
-                self._freed.keep(step, kept, self._collectives.at)
+        kept = {}
+        for handle in handles:
+            value = self.values.pop(handle, None)
+            if isinstance(value, torch.Tensor):
+                kept[handle] = value
+            if self.seen:
+                self.seen.pop(handle, None)
+        if kept and self.actors is None:  # a mesh in processes of actors is not healed
+            self._freed.keep(step, kept, self._collectives.at)
 
     def _fetch(self, step: int, body: bytearray) -> list[Message]:
         _, handle, *ranks = wire.unpack_numbers(body)

@@ -189,6 +189,7 @@ def values(*handles: int, size: int = 1) -> dict[int, torch.Tensor]:
 def test_freed_values_are_kept_until_others_have_come_as_far() -> None:
     freed, others = Freed(), Others(5)
     freed.keep(5, values(1), others)
+    freed.let_go(others)
     assert not freed
     freed.keep(6, values(2, 3), others)
     freed.keep(8, values(4), others)
@@ -199,8 +200,20 @@ def test_freed_values_are_kept_until_others_have_come_as_far() -> None:
     assert freed.take().keys() == {4} and not freed
 
 
+def test_little_that_is_freed_is_not_looked_after_at_each_command_and_much_is() -> None:
+    freed, others = Freed(), Others(0)
+    freed.keep(1, values(1, size=1 << 20), others)
+    assert freed.many, "to be let go at the next command"
+    others.finished = 10
+    freed.keep(2, values(2, size=1 << 20), others)
+    assert not freed and not freed.many
+    for command in range(100):
+        freed.keep(4, values(command), others)
+    assert 0 < len(freed.take()) < 20
+
+
 def test_freed_values_are_bounded() -> None:
-    freed, others = Freed(), Others(0, [2, 3])
+    freed, others = Freed(), Others(0, [1, 2])
     for command in range(1, 5):
         freed.keep(command, values(command, size=FREED_BYTES // 2), others)
     assert others.waits == [1, 2] and freed.take().keys() == {3, 4}
