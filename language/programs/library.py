@@ -96,7 +96,7 @@ class Library:
             not self._changed
             and addresses(found) == self._there  # `==` would ask what somebody has put there
             and [*map(len, map(vars, self._classes))] == [*self._classes.values()]
-            and [*map(_bases_of, self._bases)] == [*self._bases.values()]
+            and (not self._bases or [*map(_bases_of, self._bases)] == [*self._bases.values()])
         )
 
 

@@ -51,7 +51,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
                     hint="pass its parts as arguments of their own, or have the program close over it.",
                     source=user_source(),
                 ) from None
-    repeats = repeats_of(leaves)
+    repeats = repeats_of(leaves) if len(leaves) > 1 else ()
     key: list[Any] = [modes(), spec, repeats if spec is None else (repeats, repeated(args, kwargs))]
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor):
@@ -64,10 +64,11 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
             if ref.parent is not None or (cell.recording is not None and cell.handle is None):
                 leaves[number] = leaf = materialized(leaf)
                 cell = leaf._ref.cell
-            key += (id(cell.mesh), cell.type, leaf.requires_grad)
+            requires_grad = leaf.requires_grad
+            key += (id(cell.mesh), cell.type, requires_grad)
             if owner.grad_fn is not None:
                 key.append(_HISTORY)
-            if leaf.requires_grad or len(owner.__dict__) > 1:
+            if requires_grad or len(owner.__dict__) > 1:
                 key.append(Belongings.of(owner))
         elif isinstance(leaf, torch.Tensor):
             key += (leaf.dtype, leaf.shape, leaf.requires_grad, type(leaf))

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -48,14 +47,18 @@ def active_dims(mesh: Mesh) -> tuple[str, ...]:
     return tuple(dim for dim in mesh.mesh_dim_names if dim in found)
 
 
-@contextmanager
-def plainly() -> Iterator[None]:
+class plainly:
     """What the controller does for itself within per-worker code: the plain tensors that it makes stay plain."""
-    before, active.regions = active.regions, ()
-    try:
-        yield
-    finally:
-        active.regions = before
+
+    # No generator, which takes four times as long: each call of a program enters one.
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        self._before, active.regions = active.regions, ()
+
+    def __exit__(self, *error: object) -> None:
+        active.regions = self._before
 
 
 def varying_of(tensor: DistributedTensor) -> tuple[str, ...]:
