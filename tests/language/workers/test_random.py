@@ -1,10 +1,13 @@
-"""Random per-worker code, in programs and outside, against dense PyTorch that is written worker by worker, gradients
-included."""
+"""Random per-worker code, along one mesh dim or two at once, in programs and outside, against dense PyTorch that is
+written worker by worker, gradients included."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from math import prod
 from typing import Any
 
 import pytest
@@ -14,11 +17,12 @@ import monarch
 from monarch.language import Mesh
 from tests.language.partitioned import partitioned_mesh
 
-Step = tuple[str, int]
-"""What is done next, and a number that says how."""
+Step = tuple[str, int, tuple[str, ...]]
+"""What is done next, a number that says how, and the mesh dims that it is over."""
+Blocks = list[torch.Tensor]
 
 _LOCAL: dict[str, Callable[..., torch.Tensor]] = {
-    "sin": lambda r, x, w: r.sin(),
+    "square": lambda r, x, w: r * r,
     "mean": lambda r, x, w: r * x.mean(),
     "cumsum": lambda r, x, w: r.cumsum(0),
     "weight": lambda r, x, w: r * w,
@@ -28,98 +32,153 @@ _REDUCED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "avg": lambda stack: stack.mean(0),
     "max": lambda stack: stack.amax(0),
 }
-_MOVED = ("stack", "all_gather", "reduce_scatter", "all_to_all", "permute", "pairs", "rank")
+_MOVED = ("stack", "all_gather", "reduce_scatter", "all_to_all", "exchange", "permute", "pairs", "rank")
+
+
+@dataclass
+class Grid:
+    """The mesh dims along which the code is per-worker, the outermost first, with the workers along each."""
+
+    sizes: dict[str, int]
+
+    def groups(self, over: tuple[str, ...]) -> list[list[int]]:
+        """The workers, by their numbers."""
+        places = [dict(zip(self.sizes, at, strict=True)) for at in product(*map(range, self.sizes.values()))]
+        number = {tuple(place.values()): at for at, place in enumerate(places)}
+        steps = [dict(zip(over, at, strict=True)) for at in product(*(range(self.sizes[name]) for name in over))]
+        return [[number[tuple((place | step).values())] for step in steps] for place in places]
 
 
 def on_a_worker(steps: list[Step], mesh: Mesh, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    r, k = x, mesh.size("data")
-    for name, number in steps:
+    r = x
+    for name, number, over in steps:
+        k = mesh.size(over)
         if name in _LOCAL:
             r = _LOCAL[name](r, x, weight)
         elif name in _REDUCED:
-            r = r + monarch.reduce(r * r, "data", name)
+            r = r + monarch.reduce(r * r, over, name)
         elif name == "stack":
-            r = r * monarch.reduce(r, "data", "stack").sum(0)[:1]
+            r = r * monarch.reduce(r, over[0], "stack").sum(0)[:1]
         elif name == "all_gather":
-            r = r + monarch.all_gather(r, "data", dim=0).view(k, *r.shape)[number % k]
+            r = r + monarch.all_gather(r, over, dim=0).view(k, *r.shape)[number % k]
         elif name == "reduce_scatter":
-            r = monarch.all_gather(monarch.reduce_scatter(r + x[:1], "data", dim=0), "data", dim=0) * r
+            r = monarch.all_gather(monarch.reduce_scatter(r + x[:1], over, dim=0), over, dim=0) * r
         elif name == "all_to_all":
-            r = r + monarch.all_to_all(r, "data", split=0, concat=0)
+            r = r + monarch.all_to_all(r, over, split=0, concat=0)
+        elif name == "exchange":
+            r = r + monarch.all_to_all(r, over, split=0, concat=1).reshape(r.shape)
         elif name == "permute":
-            r = r - 2 * monarch.permute(r, "data", 1 + number % (k - 1))
+            r = r - 2 * monarch.permute(r, over, 1 + number % (k - 1))
         elif name == "pairs":
-            r = r + monarch.permute(r, "data", pairs=[(number % k, (number + 1) % k)])
+            r = r + monarch.permute(r, over, pairs=[(number % k, (number + 1) % k)])
         else:
-            r = r + mesh.rank("data")
+            r = r + mesh.rank(over[0])
+        r = r.sin()
     return r
 
 
-def on_all(steps: list[Step], xs: list[torch.Tensor], weight: torch.Tensor) -> list[torch.Tensor]:
-    rs, k = xs, len(xs)
-    for name, number in steps:
+def on_all(steps: list[Step], grid: Grid, xs: Blocks, weight: torch.Tensor) -> Blocks:
+    rs = xs
+    for name, number, over in steps:
+        groups = grid.groups(over[:1] if name in ("stack", "rank") else over)
+        k = len(groups[0])
+        sets = [[rs[at] for at in group] for group in groups]
+        ranks = [group.index(at) for at, group in enumerate(groups)]
         if name in _LOCAL:
             rs = [_LOCAL[name](r, x, weight) for r, x in zip(rs, xs, strict=True)]
         elif name in _REDUCED:
-            total = _REDUCED[name](torch.stack([r * r for r in rs]))
-            rs = [r + total for r in rs]
+            rs = [r + _REDUCED[name](torch.stack([o * o for o in each])) for r, each in zip(rs, sets, strict=True)]
         elif name == "stack":
-            total = torch.stack(rs).sum(0)[:1]
-            rs = [r * total for r in rs]
+            rs = [r * torch.stack(each).sum(0)[:1] for r, each in zip(rs, sets, strict=True)]
         elif name == "all_gather":
-            rs = [r + rs[number % k] for r in rs]
+            rs = [r + each[number % k] for r, each in zip(rs, sets, strict=True)]
         elif name == "reduce_scatter":
-            total = torch.stack([r + x[:1] for r, x in zip(rs, xs, strict=True)]).sum(0)
-            rs = [total * r for r in rs]
-        elif name == "all_to_all":
-            rs = [r + torch.cat([other.chunk(k)[rank] for other in rs]) for rank, r in enumerate(rs)]
+            added = [r + x[:1] for r, x in zip(rs, xs, strict=True)]
+            totals = [torch.stack([added[at] for at in group]).sum(0) for group in groups]
+            rs = [total * r for r, total in zip(rs, totals, strict=True)]
+        elif name in ("all_to_all", "exchange"):
+            dim = 1 if name == "exchange" else 0
+            given = [torch.cat([o.chunk(k)[rank] for o in each], dim) for rank, each in zip(ranks, sets, strict=True)]
+            rs = [r + own.reshape(r.shape) for r, own in zip(rs, given, strict=True)]
         elif name == "permute":
-            rs = [r - 2 * rs[(rank - 1 - number % (k - 1)) % k] for rank, r in enumerate(rs)]
+            shift = 1 + number % (k - 1)
+            rs = [r - 2 * each[(rank - shift) % k] for r, each, rank in zip(rs, sets, ranks, strict=True)]
         elif name == "pairs":
-            rs = [r + rs[number % k] if rank == (number + 1) % k else r for rank, r in enumerate(rs)]
+            source, target = number % k, (number + 1) % k
+            rs = [r + each[source] if rank == target else r for r, each, rank in zip(rs, sets, ranks, strict=True)]
         else:
-            rs = [r + rank for rank, r in enumerate(rs)]
+            rs = [r + rank for r, rank in zip(rs, ranks, strict=True)]
+        rs = [r.sin() for r in rs]
     return rs
 
 
+def drawn(draw: random.Random, dims: list[str]) -> list[Step]:
+    steps: list[Step] = []
+    for _ in range(draw.randint(1, 5)):
+        over = draw.sample(dims, draw.randint(1, len(dims)))
+        steps.append((draw.choice([*_LOCAL, *_REDUCED, *_MOVED]), draw.randrange(12), tuple(over)))
+    return steps
+
+
 @pytest.mark.sample(8)
-@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("seed", range(400))
 def test_it_is_what_the_workers_compute_one_by_one(seed: int) -> None:
     draw = random.Random(seed)
-    k, columns, plain = draw.choice([2, 3]), draw.choice([1, 3]), draw.random() < 0.5
-    rows = draw.choice([1, 2]) * k
-    steps = [(draw.choice([*_LOCAL, *_REDUCED, *_MOVED]), draw.randrange(12)) for _ in range(draw.randint(1, 5))]
-    dims, layout = draw.choice(
-        [({"data": k}, "[@data, -]"), ({"data": k, "model": 2}, "[@data, @model]"), ({"model": 2, "data": k}, "[-, -]")]
-    )
+    mesh_dims = draw.choice([{"data": 2}, {"data": 3}, {"data": 2, "model": 2}, {"data": 3, "model": 2}])
+    own = draw.sample([*mesh_dims], draw.randint(1, len(mesh_dims)))
+    grid = Grid({name: mesh_dims[name] for name in own})
+    workers, plain = prod(grid.sizes.values()), draw.random() < 0.5
+    rows, columns = draw.choice([1, 2]) * workers, draw.choice([1, 3])
+    steps = drawn(draw, own)
+    layouts = ["[-, -]", "[@data, -]", "[-, @data]"]  # most of which do not divide the columns
+    layout = draw.choice(layouts + ["[@data, @model]", "[@(model,data), -]"] * ("model" in mesh_dims))
+    names = f"@({','.join(own)})"
+    total = draw.sample(own, draw.randint(0, len(own)))
+    rest = ",".join(name for name in own if name not in total)
     source = torch.Generator().manual_seed(seed)
-    x, start = torch.randn(k * rows, columns, generator=source), torch.randn(columns, generator=source)
-    rates = torch.arange(k * rows)[:, None]
+    x, start = (
+        torch.randn(size, generator=source, dtype=torch.float64) for size in ((workers * rows, columns), (columns,))
+    )
+    rates = torch.arange(workers * rows)[:, None]
 
-    def with_gradients(function: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[Any, ...]:
+    def with_gradients(function: Callable[..., Any], x: torch.Tensor) -> tuple[Any, ...]:
         x = x.detach().requires_grad_()
         weight = (start.clone() if plain else start + 0 * x.detach().sum()).requires_grad_()
-        y = function(1.5 * x, weight)
-        return y, *torch.autograd.grad((y.sin() * rates).sum() + weight.sum(), [x, weight])
+        y, added, same = function(1.5 * x, weight)
+        loss = (y.sin() * rates).sum() + weight.sum() + added.cos().sum() + (same.sin() * same).sum()
+        return y, added, same, *torch.autograd.grad(loss, [x, weight])
 
-    with partitioned_mesh(**dims) as mesh:
+    with partitioned_mesh(**mesh_dims) as mesh:
 
-        def ours(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            code = monarch.local(
-                lambda own: on_a_worker(steps, mesh, own, weight),
-                in_layouts="[@data, -]",
-                out_layouts="[@data, -]",
+        def ours(x: torch.Tensor, weight: torch.Tensor) -> Any:
+            def code(x: torch.Tensor) -> Any:
+                y = on_a_worker(steps, mesh, x, weight)
+                return y, y * x, monarch.reduce(y.tanh(), total) if total else y.tanh()
+
+            return monarch.local(
+                code,
+                in_layouts=f"[{names}, -]",
+                out_layouts=(
+                    f"[{names}, -]",
+                    f"[-, -] partial<sum: {', '.join(own)}>",
+                    f"[@({rest}), -]" if rest else "[-, -]",
+                ),
                 mesh=mesh,
-                dims="data",
-            )
-            made: torch.Tensor = code(x)
-            return made
+                dims=own,
+            )(x)
+
+        def dense(x: torch.Tensor, weight: torch.Tensor) -> Any:
+            xs = [*x.chunk(workers)]
+            ys = on_all(steps, grid, xs, weight)
+            groups = grid.groups(tuple(total))
+            reduced = [torch.stack([ys[at].tanh() for at in group]).sum(0) for group in groups]
+            firsts = [each for at, each in enumerate(reduced) if groups[at][0] == at]
+            return torch.cat(ys), torch.stack([y * x for y, x in zip(ys, xs, strict=True)]).sum(0), torch.cat(firsts)
 
         def whole(x: torch.Tensor) -> tuple[Any, ...]:
             return with_gradients(ours, x)
 
         outside = draw.random() < 0.3
         found = (whole if outside else monarch.program(whole, mesh=mesh))(monarch.distribute(x, mesh, layout))
-        wanted = with_gradients(lambda x, weight: torch.cat(on_all(steps, [*x.chunk(k)], weight)), x)
-        for one, other in zip(found, wanted, strict=True):
-            torch.testing.assert_close(one.full_tensor(), other, rtol=2e-3, atol=2e-3)
+        for one, other in zip(found, with_gradients(dense, x), strict=True):
+            torch.testing.assert_close(one.full_tensor(), other)
