@@ -33,6 +33,12 @@ class Source:
         name = self.file.rsplit("/", 1)[-1]
         return f"{name}:{self.line}:{self.column}" if self.column else f"{name}:{self.line}"
 
+    @property
+    def text(self) -> str:
+        """The expression, where it is known and on one line; otherwise ""."""
+        line = linecache.getline(self.file, self.line)
+        return line[self.column - 1 : self.end_column - 1] if 0 < self.column < self.end_column else ""
+
     def excerpt(self) -> str:
         """The source line with a caret under the expression, or "" where the file cannot be read."""
         text = linecache.getline(self.file, self.line).rstrip("\n")

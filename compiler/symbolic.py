@@ -26,12 +26,27 @@ class Unknown(Exception):
     """An expression of torch's that is no Size."""
 
 
+class _Environment(ShapeEnv):
+    """Torch's, which keeps the place of each decision as `where` tells it."""
+
+    def __init__(self) -> None:
+        super().__init__(duck_shape=False)
+        self.where: Callable[[], str] = lambda: "PyTorch"
+        self.places: list[str] = []
+
+    def evaluate_expr(self, *args: Any, **kwargs: Any) -> Any:
+        decided = super().evaluate_expr(*args, **kwargs)
+        if len(self.places) < len(self.guards):
+            self.places += [self.where()] * (len(self.guards) - len(self.places))
+        return decided
+
+
 class Symbols:
     """The named sizes of one program, with the value that each has in the traced call."""
 
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
-        self.environment = ShapeEnv(duck_shape=False)
+        self.environment = _Environment()
         self._names: dict[sympy.Symbol, str] = {}
         self._symints: dict[str, torch.SymInt] = {}
         for name, value in scope.examples.items():
@@ -44,17 +59,24 @@ class Symbols:
         """A Size, or a list or tuple with Sizes in it, with torch's symbols for ours."""
         if isinstance(value, (list, tuple)):
             return type(value)([self.torch_sizes(entry) for entry in value])
-        return value_at(value, self._symints)  # type: ignore[arg-type]
+        found: Any = value_at(value, self._symints)  # type: ignore[arg-type]
+        known = found.node.maybe_as_int() if isinstance(found, torch.SymInt) else None
+        return found if known is None else known  # where torch has decided on its value
 
     def torch_shape(self, shape: tuple[int, ...]) -> tuple[Any, ...]:
         """A shape with torch's symbols for ours."""
         return tuple([self.torch_sizes(size) for size in shape])
 
     @contextmanager
-    def tracing(self) -> Iterator[None]:
-        """Have torch use its shape functions in Python, which take symbols."""
-        with enable_python_dispatcher():
-            yield
+    def tracing(self, where: Callable[[], str]) -> Iterator[None]:
+        """Have torch use its shape functions in Python, which take symbols. `where` says what the program is at, for
+        what is decided meanwhile."""
+        before, self.environment.where = self.environment.where, where
+        try:
+            with enable_python_dispatcher():
+                yield
+        finally:
+            self.environment.where = before
 
     def size(self, value: Any) -> int:
         """The Size that an int of torch's is; one without an expression of ours is taken for the number that it is."""
@@ -93,15 +115,17 @@ class Symbols:
         return found
 
     def close(self) -> None:
-        """Give the scope what torch has decided. What has no expression of ours fixes all sizes."""
-        for guard in self.environment.guards:
+        """Give the scope what torch has decided. What has no expression of ours fixes the sizes in it."""
+        for guard, where in zip(self.environment.guards, self.environment.places, strict=True):
             try:
                 for condition in self._conditions(guard.expr, True):
-                    self.scope.note(condition, "the program, or PyTorch for it")
+                    self.scope.note(condition, where)
             except Unknown:
-                for name, value in self.scope.examples.items():
-                    fixed = Poly.of({(name,): 1}).plus(Poly.number(value), -1)
-                    self.scope.note(Condition(fixed, "==", True), f"PyTorch, by {guard.expr}")
+                symbols = guard.expr.free_symbols
+                known = symbols <= self._names.keys()
+                for name in [self._names[each] for each in symbols] if known else self.scope.examples:
+                    fixed = Poly.of({(name,): 1}).plus(Poly.number(self.scope.examples[name]), -1)
+                    self.scope.note(Condition(fixed, "==", True), where)
 
     def _conditions(self, expr: Any, truth: bool) -> Iterator[Condition]:
         if isinstance(expr, sympy.Not):
@@ -154,6 +178,8 @@ class Symbols:
                 raise Unknown
             return Poly.of({(self._names[expr],): 1})
         args = expr.args
+        if isinstance(expr, _ROUNDED) and (whole := self._rounded(expr)) is not None:
+            return whole
         if isinstance(expr, sympy.Pow) and isinstance(args[1], sympy.Integer) and 0 < int(args[1]) < 16:
             args = (args[0],) * int(args[1])
         elif not isinstance(expr, (sympy.Add, sympy.Mul, *_DIVIDED, *_REST, *_MAX, *_MIN)):
@@ -173,8 +199,27 @@ class Symbols:
                 found = extreme("max" if isinstance(expr, _MAX) else "min", found, other)
         return found
 
+    def _rounded(self, expr: Any) -> Poly | None:
+        """The whole number that a float becomes, by Python's `//`: `int(t * 0.5)`, `math.ceil(t / 4)`. None where the
+        float may be another number than the fraction."""
+        (of,) = expr.args
+        if isinstance(of, _QUOTIENTS):
+            over, by = map(self._poly, of.args)
+        else:
+            factor, over = self._scaled(of)
+            if factor.denominator > _FINE:
+                return None
+            over, by = over.times(Poly.number(factor.numerator)), Poly.number(factor.denominator)
+        least, divisor = over.least, by.least
+        if least is None or least < 0 or divisor is None or divisor <= 0:
+            return None
+        if not isinstance(expr, _functions.CeilToInt):
+            return quotient(over, by)
+        return quotient(over.plus(by).plus(Poly.number(1), -1), by)
+
 
 _functions = _sympy.functions
+_ROUNDED = (_functions.TruncToInt, _functions.FloorToInt, _functions.CeilToInt)
 _DIVIDED = (_functions.FloorDiv, _functions.CleanDiv)
 _REST = (_functions.Mod, _functions.PythonMod)
 _QUOTIENTS = (_functions.FloatTrueDiv, _functions.IntTrueDiv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 
 from monarch.compiler.errors import PerformanceWarning, ProgramError
 from monarch.compiler.loading import load
-from monarch.compiler.symbols import LEAST, Scope, Size, has_names, is_named, poly_of
+from monarch.compiler.symbols import LEAST, Poly, Scope, Size, has_names, is_named, poly_of
 from monarch.compiler.types import DTYPE_NAMES, TensorType
 from monarch.language.programs.signature import add_plain, modes, repeats_of, type_of
 from monarch.language.source import user_source
@@ -91,7 +92,9 @@ class Specialised:
         self._shapes: dict[Any, list[tuple[tuple[int, ...], ...]]] = {}
         self._values: dict[tuple[int, int], set[int | str]] = {}
         """The numbers and texts among the arguments, by how many leaves there are, and which one it is."""
-        self._said = self._told = False
+        self._numbers: dict[tuple[Poly, str], set[int]] = {}
+        """The values that a size was taken as, by where it was."""
+        self._said = self._told = self._counted = False
 
     def why(self, program: str, error: Exception) -> None:
         """Say once why a program is compiled for each value of its named sizes."""
@@ -104,6 +107,33 @@ class Specialised:
             PerformanceWarning,
             stacklevel=6,
         )
+
+    def note_sizes(self, program: str, scope: Scope) -> None:
+        """Note the sizes that a trace of named sizes takes as numbers. Say what does, and how it is spared, with the
+        third."""
+        decided = {(*_apart(each.poly), where) for each, where in scope.conditions.items() if each.relation == "=="}
+        for condition, where in scope.conditions.items():
+            size, number = _apart(condition.poly)
+            # One that is another number by the same decision is compared with numbers, and not taken as one.
+            others = {each for other, each, place in decided if other == size and place == where} - {number}
+            seen = self._numbers.get((size, where), set())
+            if condition.relation != "==" or not condition.truth or not size.terms or others & seen:
+                continue
+            if len(self._numbers) >= _SHAPES:
+                self._numbers.clear()
+            seen = self._numbers[size, where] = {*seen, number}
+            if len(seen) < _OFTEN or self._counted:
+                continue
+            self._counted = True
+            place, _, what = where.rpartition(": ")
+            called = what.partition("(")[0]
+            way = next((way for name, way in _WAYS.items() if re.search(rf"\b{name}\b", called)), _WAY)
+            warnings.warn(
+                f"{place}{': ' * bool(place)}the program '{program}' is compiled for each value of '{size.text}' "
+                f"({number} is number {_OFTEN}), which {what} takes as a number. {way}.",
+                PerformanceWarning,
+                stacklevel=5,
+            )
 
     def note(
         self, program: str, leaves: list[Any], names: Mapping[int, str], annotations: Mapping[str, TensorType]
@@ -160,10 +190,33 @@ class Specialised:
         return ", ".join(_spelled(seen, [names[number] for number in numbers], types))
 
 
+def _apart(poly: Poly) -> tuple[Poly, int]:
+    """The size and the number whose difference an expression is: `t - 8` is t and 8."""
+    size = Poly(tuple((term, factor) for term, factor in poly.terms if term))
+    number = poly.plus(size, -1).value or 0
+    if size.terms and size.terms[0][1] < 0:
+        return Poly.of({}).plus(size, -1), number
+    return size, -number
+
+
 _OFTEN = 3
 MANY_VALUES = 8
 """The eighth value of a number or text is said to be one too many."""
 _SHAPES = 64
+_LOOP = "monarch.scan along the dim goes round as often as it is long, compiled once"
+_MASK = "A mask is compiled once: torch.ones(n, n, dtype=torch.bool).tril()"
+_WHOLE = "Whole numbers stay sizes: n * 3 // 10"
+_WAY = "Pad the dim to a few sizes, which are compiled once each"
+_WAYS = {
+    "(range|unbind|__iter__|gru|lstm|rnn_tanh|rnn_relu)": _LOOP,
+    "float": "n * 1.0 is a float that follows from the size",
+    "sqrt": "n ** 0.5 is a float that follows from the size",
+    "(int|round|trunc|floor|ceil)": _WHOLE,
+    "math": "Workers compute it of a tensor: torch.tensor(n * 1.0).log()",
+    "cumprod": "Of positive numbers x.log().cumsum(dim).exp() is the same, compiled once",
+    "(tril_indices|triu_indices)": _MASK,
+}
+"""How what takes a size as a number is spelled for all sizes."""
 _LETTERS = "nmklpqrs"
 
 

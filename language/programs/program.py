@@ -243,6 +243,7 @@ class Program(Generic[P, R]):
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             if compiled.template is not None:
                 memory.families.keep(call.family, variant)
+                memory.specialised.note_sizes(self._name, compiled.template.scope)
             why: tuple[str, Source | None] | None = None
             if place is not None:
                 name = next((step for step in reversed(place) if isinstance(step, str)), "")

@@ -308,8 +308,8 @@ def _trace(
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
             if symbols is not None:
-                stack.enter_context(symbols.tracing())
-                stack.enter_context(load("monarch.language.recorder.named:NamedSizes")())
+                named = stack.enter_context(load("monarch.language.recorder.named:NamedSizes")())
+                stack.enter_context(symbols.tracing(named.where))
             stack.enter_context(entered.watching())
             try:
                 returned = next(_alone(function, args, kwargs))

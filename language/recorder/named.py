@@ -7,27 +7,51 @@ Only programs of named sizes load this.
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import torch
 from torch.fx.experimental.sym_node import SymNode
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, resolve_name
 
 from monarch.language.recorder.composites import one_hot
+from monarch.language.source import user_source
 
+_BACKWARD = re.compile(r"Backward\d*$")
 _SYMBOLS = (torch.SymInt, torch.SymFloat)
 
 
 class NamedSizes(TorchFunctionMode):
     """While a program of named sizes is traced."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._running: Any = None
+
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        form = _FORMS.get(func)
-        if form is not None and (form is _take_along_dim or _has_symbols((*args, *(kwargs or {}).values()))):
-            made = form(*args, **(kwargs or {}))
-            if made is not NotImplemented:
-                return made
-        return func(*args, **(kwargs or {}))
+        outer, self._running = self._running, self._running or func
+        try:
+            form = _FORMS.get(func)
+            if form is not None and (form is _take_along_dim or _has_symbols((*args, *(kwargs or {}).values()))):
+                made = form(*args, **(kwargs or {}))
+                if made is not NotImplemented:
+                    return made
+            return func(*args, **(kwargs or {}))
+        finally:
+            self._running = outer
+
+    def where(self) -> str:
+        """The user's line, and what it is at: "train.py:3:9: torch.tril_indices", "train.py:4:14: range(x.shape[0])",
+        "train.py:9: the gradient of cumprod"."""
+        node: Any = torch._C._current_autograd_node()
+        source = user_source()
+        if node is not None:
+            what = f"the gradient of {_BACKWARD.sub('', node.name()).lower()}"
+        elif self._running is not None:
+            what = resolve_name(self._running) or getattr(self._running, "__name__", "PyTorch")
+        else:
+            what = "" if source is None else source.text
+        return f"{source}: {what}" if source is not None and what else what or f"{source}"
 
 
 def _has_symbols(values: Any) -> bool:
