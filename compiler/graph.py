@@ -272,6 +272,7 @@ class Graph:
         """The same graph where named sizes have these values. Nodes of such sizes are marked as SIZED."""
         found = self.copy()
         found.regions = {name: region.at(values) for name, region in self.regions.items()}
+        found.fragments = {name: fragment.at(values) for name, fragment in self.fragments.items()}
         for node in found.fx.nodes:
             if node.op == "output":
                 continue

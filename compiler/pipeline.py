@@ -368,15 +368,30 @@ def _under_default_dtype(options: CompileOptions) -> CompileOptions:
 
 def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
     """The plan of a traced graph of named sizes, for workers on CPUs: one for all sizes that meet the conditions that
-    the scope has afterwards. The argument is not changed. Raises what `compile_graph` does, and MonarchError where the
-    graph is of several meshes."""
+    the scope has afterwards. The argument is not changed. Raises what `compile_graph` does."""
     options.check()
     options = _under_default_dtype(options)
-    if graph.parts:
-        raise MonarchError("it is of several meshes, whose transfers have no named sizes")
     context = Context(options)
-    partitioned = graph.copy()
-    partitioned = _run(pipeline(partitioned), partitioned, context)
+    if not graph.parts:
+        partitioned = graph.copy()
+        return _template(_run(pipeline(partitioned), partitioned, context), context, scope)
+    whole = _by_parts(graph.copy(), lambda part: _run(pipeline(part), part, context))
+    parts = tuple([_template(part, context, scope) for part in whole.fragments.values()])
+
+    def joined(values: Mapping[str, int], plans: list[Plan]) -> Plan:
+        return join_parts(whole, plans, options, values)
+
+    def lowered(values: Mapping[str, int]) -> Plan:
+        return joined(values, [part.at(values, again=True) for part in parts])
+
+    example = joined(scope.examples, [part.at(scope.examples) for part in parts])
+    again = lowered if any(part.lowered is not None for part in parts) else None
+    return Template(example, (), scope, again, parts=parts, joined=joined)
+
+
+def _template(partitioned: Graph, context: Context, scope: Scope) -> Template:
+    """The template of a partitioned graph of one mesh."""
+    options = context.options
     after = [*fusing(context), *lowering(context)]
     template = template_of(Schedule(_run(after, partitioned.copy(), context)), options, scope)
     made: dict[tuple[tuple[str, int], ...], Graph] = {}

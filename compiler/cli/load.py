@@ -103,6 +103,8 @@ class LoadedProgram:
         try:
             if options.target != "cpu" or options.memory_limit is not None or options.layouts:
                 raise MonarchError("a GPU's plan, one with a memory limit and one in layouts found are for one size")
+            if graph.parts:
+                raise MonarchError("a plan file of several meshes is for one size")
             return with_sizes(plan, compile_template(graph, options, scope))
         except MonarchError as error:
             raise unnamed(self.path, scope.examples, error.message) from None

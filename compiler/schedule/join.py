@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,10 +14,16 @@ from monarch.compiler.plan.plan import Instruction, Part, Plan, ValueSpec
 from monarch.compiler.plan.transfers import Transfer, moved_bytes, routes
 
 
-def join_parts(graph: Graph, plans: Sequence[Plan], options: CompileOptions) -> Plan:
-    """The plan of a graph whose fragments have been lowered to these plans."""
+def join_parts(
+    graph: Graph, plans: Sequence[Plan], options: CompileOptions, values: Mapping[str, int] | None = None
+) -> Plan:
+    """The plan of a graph whose fragments have been lowered to these plans, for these `values` of its named sizes."""
     names = list(graph.fragments)
     transfers = _transfers(graph)
+    if values is not None:
+        transfers = tuple(
+            [replace(each, sent=each.sent.at(values), received=each.received.at(values)) for each in transfers]
+        )
     plans = _committing([replace(plan, hash="") for plan in plans])
     inputs, donated = _inputs(graph, plans)
     outputs = _outputs(graph, names, plans)

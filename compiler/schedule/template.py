@@ -21,6 +21,8 @@ class Template:
     `lowered`  of a program that is worth generated kernels: makes the plan with these for sizes that come again, which
                the kernels take as arguments
     `functions` the plan's branches and bodies of loops
+    `parts`    of a program of several meshes: their templates, which `plan` is made of
+    `joined`   then: makes the plan for these sizes of those of the parts
     """
 
     plan: Plan
@@ -28,12 +30,16 @@ class Template:
     scope: Scope
     lowered: Callable[[Mapping[str, int]], Plan] | None = None
     functions: Mapping[str, Template] = field(default_factory=dict)
+    parts: tuple[Template, ...] = ()
+    joined: Callable[[Mapping[str, int], list[Plan]], Plan] | None = None
 
     def at(self, values: Mapping[str, int], again: bool = False) -> Plan:
         """The plan for these sizes, which meet the conditions: nothing is traced or partitioned for it. For sizes that
         come `again` it may have generated kernels, and to decide on them takes a hundred times as long."""
         if again and self.lowered is not None:
             return self.lowered(values)
+        if self.joined is not None:
+            return self.joined(values, [part.at(values) for part in self.parts])
         plan = self.plan
         arena, offsets = pack([replace(span, size=value_at(span.size, values)) for span in self.spans])
         functions = {name: function.at(values) for name, function in self.functions.items()}

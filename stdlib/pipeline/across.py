@@ -31,6 +31,7 @@ from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.counting import Counts, Other, Unseen, counts_of, counts_rows, other_way, warn_unseen
+from monarch.stdlib.pipeline.dry_run import examples
 from monarch.stdlib.pipeline.inner import (
     check_inner,
     gradients_of_all,
@@ -333,7 +334,7 @@ class Across(TorchFunctionMode):
             for dim, made, of_own, of_whole in of_each:
                 if dim is not None and dim not in _differing(of_own, of_whole):
                     raise _no_rows(call.name, of_own, of_whole, line)
-                if dim is not None and _differing(made.shape, of_whole) not in ([], [dim]):
+                if dim is not None and _differing(examples(made.shape), of_whole) not in ([], [dim]):
                     several = Other(False, list(made.shape), list(of_whole), line, gives=True)
                     raise counts_rows(call.name, several, own, whole)
             if call.name == "arange" and (sizes := results[0][0]) != call.results[0][0]:

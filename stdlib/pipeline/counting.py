@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import ProgramError, Source
 from monarch.language.recorder.recording import outside_programs
 from monarch.language.source import raised_at, user_source
-from monarch.stdlib.pipeline.dry_run import Diverged, DryRun, made_up, tensors_of
+from monarch.stdlib.pipeline.dry_run import Diverged, DryRun, examples, made_up, tensors_of
 from monarch.stdlib.pipeline.rowless import Computing, Result, same, same_by_rows
 
 _BY_SIZE = frozenset(
@@ -157,6 +157,7 @@ def counts_of(
     `undone` gives a context behind which Python is as before. `dims` are known ones that have rows, of what calls give:
     then what follows from no row is computed."""
     first = next((each.shape[0] for each in tensors_of(given) if each.ndim), 0)
+    rows = examples(rows)
     own, whole = rows[0], sum(rows)
 
     def ran(count: int, device: str, mode: DryRun) -> Unseen | None:
@@ -232,9 +233,9 @@ def _note_fresh(counts: Counts, own: Computing, whole: Computing, rows: Sequence
 def _like(leaf: Any, rows: int, given: int, device: str) -> Any:
     """A tensor to run with, with so many rows where it has those that are given."""
     if not isinstance(leaf, torch.Tensor):
-        return leaf
+        return examples([leaf])[0]
     shape = (rows, *leaf.shape[1:]) if leaf.ndim and leaf.shape[0] == given else tuple(leaf.shape)
-    return made_up(shape, leaf.dtype, device).requires_grad_(leaf.requires_grad)
+    return made_up(examples(shape), leaf.dtype, device).requires_grad_(leaf.requires_grad)
 
 
 def counts_rows(name: str, other: Other, own: int, whole: int) -> ProgramError:

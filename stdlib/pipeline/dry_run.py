@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +63,7 @@ class DryRun(TorchFunctionMode):
         if tensor.is_meta or (self._device == "cpu" and not isinstance(tensor, DistributedTensor)):
             return tensor
         if id(tensor) not in self._known:
-            made = made_up(tuple(tensor.shape), tensor.dtype, self._device)
+            made = made_up(examples(tensor.shape), tensor.dtype, self._device)
             self._take(made)
             self._known[id(tensor)] = tensor, made.requires_grad_(tensor.requires_grad)
         return self._known[id(tensor)][1]
@@ -72,6 +73,12 @@ class DryRun(TorchFunctionMode):
             self._left -= sum(each.numel() for each in tensors_of(result))
             if self._left < 0:
                 raise TooLarge(f"it computes more than {MOST} elements")
+
+
+def examples(shape: Sequence[Any]) -> tuple[int, ...]:
+    """The sizes of a shape, and of named ones those that are traced for: nothing is decided on them. What runs apart
+    goes the way that the program goes, and that is decided where it is traced."""
+    return tuple([size.node.hint if isinstance(size, torch.SymInt) else size for size in shape])
 
 
 def made_up(shape: tuple[int, ...], dtype: torch.dtype, device: str = "cpu") -> torch.Tensor:

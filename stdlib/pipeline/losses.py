@@ -23,6 +23,7 @@ from torch.utils import _pytree as pytree
 from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.language.recorder.recording import outside_programs
 from monarch.language.source import user_source
+from monarch.stdlib.pipeline.dry_run import examples
 
 Loss = Callable[[Any, Any], torch.Tensor]
 
@@ -210,7 +211,7 @@ def _tried(loss: Loss, output: Any, target: Any, given: int, rows: Sequence[int]
 
     def made(like: torch.Tensor) -> torch.Tensor:
         shape = (count, *like.shape[1:]) if like.ndim and like.shape[0] == given else tuple(like.shape)
-        found = torch.rand(shape, generator=generator, dtype=torch.float64)
+        found = torch.rand(examples(shape), generator=generator, dtype=torch.float64)
         dtype = torch.float32 if wide and like.dtype in (torch.bfloat16, torch.float16) else like.dtype
         return found.to(dtype) if dtype.is_floating_point else found.round().to(dtype)
 

@@ -32,6 +32,7 @@ from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, ro
 from monarch.stdlib.pipeline.costs import run_on
 from monarch.stdlib.pipeline.counting import Unseen, counts_of
 from monarch.stdlib.pipeline.cutting import Stages, balanced
+from monarch.stdlib.pipeline.dry_run import examples
 from monarch.stdlib.pipeline.hooks import once_a_step
 from monarch.stdlib.pipeline.losses import Counted, adds_up
 from monarch.stdlib.pipeline.schedules import order
@@ -163,12 +164,10 @@ class Pipeline(nn.Module):
         normalisation does, is made once for the whole batch, where all microbatches have come to it; and so is a loss
         that is neither a mean nor a sum over rows. `monarchc inspect` says what the waiting costs.
 
-        Raises ProgramError outside of a program, for named sizes and for tensors that do not have the batch's rows;
-        ValueError for another `reduction`.
+        Raises ProgramError outside of a program, and for tensors that do not have the batch's rows; ValueError for
+        another `reduction`.
         """
         recording = take_timetable(self.timetable)
-        if recording.symbols is not None:
-            raise ProgramError("a pipeline's microbatches have no named sizes", source=user_source())
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum'")
         count = self.timetable.microbatches
@@ -176,7 +175,7 @@ class Pipeline(nn.Module):
         rows = _rows(leaves, count)
         if rows == count > 1 and not self.mixes_rows:
             raise _one_row(rows)
-        own = [len(range(k, rows, count)) for k in range(count)]
+        own = _of_each(rows, count)
         shared: Shared = {}
         counted = Counted(own, reduction)
         together = None if count == 1 else Together(own)
@@ -341,14 +340,17 @@ def _add_gradients(shared: Shared) -> None:
 
 def _rows(leaves: Sequence[Any], microbatches: int) -> int:
     """The rows of the batch. Raises ProgramError for tensors with different ones, and fewer than microbatches."""
-    sizes = {leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)}
+    sizes: list[int] = []  # named ones have no hash
+    for size in [leaf.shape[0] if leaf.ndim else 0 for leaf in leaves if isinstance(leaf, torch.Tensor)]:
+        if size not in sizes:
+            sizes.append(size)
     if len(sizes) != 1 or 0 in sizes:
         raise ProgramError(
             f"the tensors of a step have {', '.join(map(str, sorted(sizes))) or 'no'} rows",
             hint="each has the batch in its first dim: the model and loss_fn may close over others.",
             source=user_source(),
         )
-    rows = int(sizes.pop())
+    rows = sizes.pop()
     if rows < microbatches:
         raise ProgramError(
             f"a batch of {rows} rows in {microbatches} microbatches",
@@ -356,6 +358,17 @@ def _rows(leaves: Sequence[Any], microbatches: int) -> int:
             source=user_source(),
         )
     return rows
+
+
+def _of_each(rows: int, count: int) -> list[int]:
+    """The rows of each microbatch. Where these differ, they are no named sizes."""
+    if isinstance(rows, torch.SymInt):
+        if rows % count:
+            raise ProgramError(
+                f"{count} microbatches do not divide the {examples([rows])[0]} rows of its batch", source=user_source()
+            )
+        return [rows // count] * count
+    return [len(range(k, rows, count)) for k in range(count)]
 
 
 def _check_scalar(loss: torch.Tensor) -> None:

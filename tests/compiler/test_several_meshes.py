@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import monarch
 from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, LayoutError, MonarchError
 from monarch.compiler.graph import Graph
@@ -20,10 +22,10 @@ from monarch.compiler.plan.check_parts import wrong_parts
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.reference import run_reference
-from monarch.compiler.symbols import Scope
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec
 from monarch.compiler.verify import verify
+from monarch.distributed import Mesh
 from tests.compiler.programs import Program, programs
 from tests.sample import examples
 
@@ -191,8 +193,28 @@ def test_what_is_not_for_several_meshes_says_so() -> None:
     graph = parse_graph(STEP)
     with pytest.raises(MonarchError, match="run on CPUs alone"):
         compile_graph(graph, CompileOptions(target="cuda:90"))
-    with pytest.raises(MonarchError, match="several meshes"):
-        compile_template(graph, CompileOptions(), Scope({}))
+
+
+def test_a_template_of_several_meshes_gives_the_plan_that_is_compiled_for_a_size() -> None:
+    mesh = Mesh.abstract(stage=2, data=2)
+    first, second = mesh.slice(stage=0), mesh.slice(stage=1)
+
+    @monarch.program
+    def named(x: "f32[b, 4]") -> Any:
+        hidden = monarch.layout(x.to(first), "[@data, -]") * 2
+        return hidden.to(second, "[@data, -]").sum(1).to(first) + hidden[:, 0]
+
+    traced = named.trace_named(torch.zeros(8, 4))
+    assert traced is not None
+    template = compile_template(traced[0], CompileOptions(), traced[1])
+    for rows in (8, 12):
+        plan, wanted = template.at({"b": rows}), compile_graph(named.trace(torch.zeros(rows, 4)).graph)
+        assert plan.inputs == wanted.inputs and plan.outputs == wanted.outputs
+        assert plan.costs["transfers"] == wanted.costs["transfers"]
+        for ours, theirs in zip(plan.transfers, wanted.transfers, strict=True):
+            assert (ours.sent, ours.received) == (theirs.sent, theirs.received)
+        for made, compiled in zip(plan.parts, wanted.parts, strict=True):
+            assert made.plan.outputs == compiled.plan.outputs and made.plan.arena == compiled.plan.arena
 
 
 def test_an_argument_on_no_mesh_is_read_where_its_layout_fits() -> None:

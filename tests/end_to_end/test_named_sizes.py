@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+import monarch
 from monarch import scan
 from monarch.compiler import pipeline
 from monarch.compiler.kernels.cpp.emit import origin
@@ -51,6 +52,33 @@ def test_workers_compute_every_size_from_one_compile() -> None:
             for ours, theirs in zip(step(tokens, weight), model(tokens, weight), strict=True):
                 torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
         assert compiled == ["model"]
+
+
+def test_several_meshes_have_one_plan_for_all_sizes() -> None:
+    compiled: list[str] = []
+    compile_template = pipeline.compile_template
+
+    def counted(graph: Any, *rest: Any) -> Any:
+        compiled.append(graph.name)
+        return compile_template(graph, *rest)
+
+    weight = torch.linspace(-1, 1, 12).reshape(3, 4)
+    with Mesh(stage=2, data=2) as mesh, patch.object(pipeline, "compile_template", counted):
+        first, second = mesh.slice(stage=0), mesh.slice(stage=1)
+
+        @program
+        def step(x: "f32[b, t, 3]") -> Any:
+            hidden = (monarch.layout(x.to(first), "[-, @data, -]") @ weight).tanh()
+            there = hidden.to(second, "[@data, -, -]")
+            return there.softmax(1), (there.sum((1, 2)).to(first) + hidden[:, 0, 0]).exp()
+
+        for rows, length in [(4, 6), (8, 10), (12, 4), (6, 8), (5, 7), (7, 9), (4, 6)]:
+            x = torch.linspace(-1, 1, rows * length * 3).sin().reshape(rows, length, 3)
+            hidden = (x @ weight).tanh()
+            wanted = hidden.softmax(1), (hidden.sum((1, 2)) + hidden[:, 0, 0]).exp()
+            for ours, theirs in zip(step(x), wanted, strict=True):
+                torch.testing.assert_close(ours.full_tensor(), theirs)
+        assert compiled == ["step", "step"]  # for sizes that two workers divide, and for those that they do not
 
 
 class Gated(nn.Module):
