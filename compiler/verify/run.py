@@ -23,8 +23,14 @@ from monarch.compiler.verify.check import PARAMETERS, Check, types_of
 
 _RIGHT: Memo[bool] = Memo(1 << 14)
 """Calls that give what their types say."""
-_NORMS = {torch.ops.aten.native_layer_norm.default, torch.ops.aten.native_batch_norm.default}
-"""Their statistics of halves are float32 by type, as on GPUs and in generated kernels; on CPUs they may be halves."""
+_NORMS = {
+    torch.ops.aten.native_layer_norm.default,
+    torch.ops.aten.native_batch_norm.default,
+    torch.ops.aten._native_batch_norm_legit.default,
+    torch.ops.aten._native_batch_norm_legit_functional.default,
+}
+"""The statistics of halves are float32 by type, as on GPUs and in generated kernels, and those that run on are halves:
+kernels on CPUs and shape functions make either of both."""
 
 
 class Run(Check):
@@ -127,8 +133,8 @@ class Run(Check):
                 continue
             if not isinstance(tensor, torch.Tensor):
                 self.fail(f"gives {tensor!r}, which is no tensor", node)
-            if at and node.target in _NORMS and type_.dtype is torch.float32:
-                tensor = tensor.float()
+            if at and node.target in _NORMS:
+                tensor = tensor.to(type_.dtype)
             if (tuple(tensor.shape), tensor.dtype) != (self.graph.local_shape(type_), type_.dtype):
                 computed = TensorType(tensor.dtype, tuple(tensor.shape))
                 self.fail(f"is {computed} when it is computed on one worker's shapes", node, self.operands(node))

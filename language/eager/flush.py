@@ -33,6 +33,7 @@ from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.recording import Recording, turns
 from monarch.language.recorder.varying import plainly
 from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.shapes import default_dtype
 from monarch.language.tensors.tensor import Cell, Failure
 
 
@@ -64,7 +65,8 @@ def flush(mesh: Mesh, program: str = "") -> None:
         while (recording := mesh.pending) is not None:
             live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
             try:
-                failed = _run(mesh, recording, live, program)
+                with default_dtype(recording.dtype):
+                    failed = _run(mesh, recording, live, program)
             except _Kept as kept:
                 raise kept.error from None
             except Exception as error:
@@ -171,7 +173,8 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]], progr
     length = len(recording.tape.ops)
     job = _Job(mesh, recording, live)
     tape = job.tape
-    key = (mesh.spec, mesh._anomaly, tape.key, tuple(op.source for op in tape.ops), tuple(value for _, value in live))
+    sources = tuple(op.source for op in tape.ops)
+    key = (mesh.spec, mesh._anomaly, recording.dtype, tape.key, sources, tuple(value for _, value in live))
     compiled = _plans.get(key)
     if compiled is None:
         compiled = job.compile(tape, job.updates)

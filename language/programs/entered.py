@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
-from monarch.compiler.errors import Source
+from monarch.compiler.errors import ProgramError, Source
 from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import MISSING
 from monarch.language.programs.kinds import Tensor, is_users_own_module
@@ -37,6 +37,8 @@ _UNKNOWN_MODULES = frozenset(
     "urllib http ssl numpy.random fcntl mmap resource psutil signal tracemalloc".split()
 )
 """The results of functions of these modules do not follow from the state of Python's objects."""
+_GENERATORS = frozenset("initial_seed get_rng_state get_state set_rng_state set_state".split())
+"""What asks for PyTorch's generator, and sets it to what was asked for."""
 _UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec")}
 _UNKNOWN_NAMES = {
     "os": frozenset(
@@ -272,8 +274,9 @@ class Entered:
         """Whether it may have asked which object an argument is."""
         self.unknown: tuple[str, Source | None] | None = None
         self.library = Library()
-        self.seeded: Source | None = None
-        """Where the program asks for the seed of PyTorch's generator, which is another while it is traced."""
+        self.generator: dict[str, Source] = {}
+        """Where the program asks for the seed or the state of PyTorch's generator, which are others while it is traced,
+        or sets it, by the function's name."""
         self._not_yet: list[tuple[CodeType, _Code, str, Sequence[str]]] = []
         self._importing: Any = None
         """How Python imports the module whose code runs now, for the first time in this process."""
@@ -369,8 +372,9 @@ class Entered:
         self.snapshot.enter((*known.names, *filter(str.isidentifier, known.texts)))
         self.snapshot.names(frame.f_globals, known.globals, known.names)
         self.snapshot.names(frame.f_builtins, [name for name in known.globals if name not in frame.f_globals], ())
-        if "initial_seed" in known.names and "default_generator" in known.names:
-            self.seeded = line_of(code, "initial_seed")
+        if "default_generator" in known.names:
+            for name in _GENERATORS.intersection(known.names):
+                self.generator.setdefault(name, line_of(code, name))
         if "globals" in known.globals and "globals" not in frame.f_globals:
             self.snapshot.visit(frame.f_globals)  # as data too: names that the program adds are taken back
         self._settings(known, frame.f_globals)
@@ -425,8 +429,10 @@ class Entered:
             del self.met[id(code)]  # our own code calls it too
             if caller is not None and belongs_to_user(caller.f_code):
                 self.computes = True
-        if module == "torch.random" and code.co_name == "initial_seed" and caller is not None:
-            self.seeded = Source(caller.f_code.co_filename, caller.f_lineno)
+        if module == "torch.random" and code.co_name in _GENERATORS and caller is not None:
+            del self.met[id(code)]  # PyTorch's own code calls it too
+            if belongs_to_user(caller.f_code):
+                self.generator.setdefault(code.co_name, Source(caller.f_code.co_filename, caller.f_lineno))
         if self._scalars and module.partition(".")[0] == "json":  # its C code knows floats alone
             self.asks_type = True
         if module in _UNKNOWN_MODULES:
@@ -463,6 +469,22 @@ class Entered:
             if what is not None:
                 self.unknown = what, line_of(code, name)
                 return
+
+    def check_generator(self) -> None:
+        """Raise ProgramError where the program asks for the seed of PyTorch's generator, or for its state other than to
+        set it again."""
+        what, instead = "seed", "initial_seed"
+        source = self.generator.get(instead)
+        if source is None and not self.generator.keys() & {"set_rng_state", "set_state"}:
+            what, instead = "state", "get_rng_state"
+            source = self.generator.get(instead) or self.generator.get("get_state")
+        if source is not None:
+            raise ProgramError(
+                f"the program asks for the {what} of PyTorch's generator",
+                hint=f"while it is traced the generator has another. Ask outside, and pass the {what} as an argument:\n"
+                f"step(x, torch.{instead}()).",
+                source=source,
+            )
 
     def line(self, name: str) -> Source | None:
         """Where the user's code uses a name first."""

@@ -72,6 +72,10 @@ def _set_autocast(value: str) -> None:
         torch.set_autocast_dtype(device, getattr(torch, dtype.removeprefix("torch.")))
 
 
+def _set_dtype(value: str) -> None:
+    torch.set_default_dtype(getattr(torch, value.removeprefix("torch.")))
+
+
 def _matmul(name: str) -> Setting:
     """A flag of `torch.backends.cuda.matmul`, an object whose attributes are all computed."""
     get = getattr(torch._C, f"_get_cublas_{name}")
@@ -103,6 +107,11 @@ SETTINGS = (
     ),
     Setting(
         frozenset(("get_autocast_dtype", "get_autocast_cpu_dtype", "get_autocast_gpu_dtype")), _autocast, _set_autocast
+    ),
+    Setting(
+        frozenset(("get_default_dtype", "set_default_dtype", "set_default_tensor_type")),
+        lambda: str(torch.get_default_dtype()),
+        _set_dtype,
     ),
     Setting(
         frozenset(("is_anomaly_enabled", "is_anomaly_check_nan_enabled")),

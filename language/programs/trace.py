@@ -46,7 +46,7 @@ from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.shapes import make_fake, to_fake
+from monarch.language.tensors.shapes import default_dtype, make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor
 
 
@@ -88,6 +88,8 @@ class Trace:
     """Those of a program of several, by their names; empty for one of one mesh."""
     homes: dict[Value, Mesh]
     """Where results and the tensors that it leaves in Python are, in a program of several meshes."""
+    dtype: torch.dtype
+    """PyTorch's default dtype when it began, under which it is compiled and run."""
     tape: Tape
     result: Result
     states: list[tuple[str, Cell]]
@@ -140,15 +142,16 @@ class Trace:
         updates = {label: entry.value for (label, _), entry in zip(self.states, self._state_inputs, strict=True)}
         updates.update({label: value for label, _, value in self.escapes})
         names = {mesh: name for name, mesh in self.meshes.items()}
-        graph, aliases = functionalize(
-            self.tape,
-            name=self.name,
-            mesh=self.mesh._workers.spec if names else self.mesh.spec,
-            returns=self.result.values,
-            updates=updates,
-            parts={name: mesh._shape for name, mesh in self.meshes.items()},
-            homes={value: names[mesh] for value, mesh in self.homes.items()},
-        )
+        with default_dtype(self.dtype):
+            graph, aliases = functionalize(
+                self.tape,
+                name=self.name,
+                mesh=self.mesh._workers.spec if names else self.mesh.spec,
+                returns=self.result.values,
+                updates=updates,
+                parts={name: mesh._shape for name, mesh in self.meshes.items()},
+                homes={value: names[mesh] for value, mesh in self.homes.items()},
+            )
         graph.free = self.free
         return graph, aliases
 
@@ -318,13 +321,7 @@ def _trace(
                 raise
             if current.refused is not None:
                 raise current.refused  # which the program has caught
-        if entered.seeded is not None:
-            raise ProgramError(
-                "the program asks for the seed of PyTorch's generator",
-                hint="while it is traced the generator has another. Ask outside, and pass the seed as an argument:\n"
-                "step(x, torch.initial_seed()).",
-                source=entered.seeded,
-            )
+        entered.check_generator()
         attempt.asks_type = entered.asks_type
         del args, kwargs
         free = watch.read_at_each_call
@@ -428,6 +425,7 @@ def _trace(
         mesh=mesh,
         meshes={} if recording.places is None else recording.places.meshes,
         homes=homes,
+        dtype=recording.dtype,
         tape=recording.tape,
         result=result,
         states=states,

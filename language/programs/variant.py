@@ -36,7 +36,7 @@ from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_data, same_content
-from monarch.language.tensors.shapes import make_fake
+from monarch.language.tensors.shapes import default_dtype, make_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
 if TYPE_CHECKING:
@@ -60,11 +60,12 @@ class Compiled:
     ) -> None:
         self.values = values
         self.template: Template | None = None
-        if trace.scope is None:
-            self.plan: Plan = compile_graph(trace.graph, options, kept=True, before=before)
-        else:
-            self.template = compile_template(trace.graph, options, trace.scope)
-            self.plan = self.template.at(values, again=True)
+        with default_dtype(trace.dtype):
+            if trace.scope is None:
+                self.plan: Plan = compile_graph(trace.graph, options, kept=True, before=before)
+            else:
+                self.template = compile_template(trace.graph, options, trace.scope)
+                self.plan = self.template.at(values, again=True)
         self.ran = False
         self.later = 0
         """In which run, from the next on, it gets a plan with generated kernels; 0 where it has what it gets."""

@@ -44,6 +44,8 @@ class Recording:
         self.mesh = mesh
         self.program = program
         self.symbols = symbols
+        self.dtype = torch.get_default_dtype()
+        """The default dtype under which all of it is compiled and run."""
         self.tape = Tape() if symbols is None else Tape(sizes=symbols.shape)
         self.states: dict[int, StateInput] = {}
         self.made: list[tuple[weakref.ref[Cell], Value]] = []
@@ -391,6 +393,9 @@ def recording_for(mesh: Mesh) -> Recording:
         program.join(mesh)
         return program
     pending: Recording | None = mesh.pending
+    if pending is not None and pending.dtype is not torch.get_default_dtype():
+        mesh.flush()
+        pending = mesh.pending
     if pending is None:
         pending = mesh.pending = Recording(mesh, program=False)
     return pending

@@ -41,7 +41,7 @@ class RegionRecording(Recording):
     def __init__(self, outer: Recording, inside: str) -> None:
         super().__init__(outer.mesh, True, outer.symbols)
         self.outer = outer
-        self.inside = inside
+        self.inside, self.dtype = inside, outer.dtype
         self.tape.values = outer.tape.values  # so that no value of it is taken for one of the program's
         self.scalars, self.guards, self.plain = outer.scalars, outer.guards, outer.plain
         self.input_cells = set(outer.input_cells)

@@ -8,8 +8,8 @@ fallback for the few ops that have no meta kernel.
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
-from contextlib import nullcontext
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -40,6 +40,17 @@ def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 def to_fake(tensor: torch.Tensor) -> torch.Tensor:
     """A contiguous tensor of the same shape and dtype, without data."""
     return make_fake(tuple(tensor.shape), tensor.dtype)
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Have PyTorch's default dtype be this one within the block."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -93,7 +104,8 @@ def _on_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         same = next((number for number, arg in enumerate(args) if arg is out), None)
         if same is not None:
             _KNOWN.keep(key, same)
-        elif returns[0].alias_info is None:
+        elif returns[0].alias_info is None and func is not aten._new_zeros_with_same_feature_meta.default:
+            # That one gives memory of another tensor's size, which forward derivatives ask for.
             _KNOWN.keep(key, (tuple(out.shape), out.stride(), out.dtype))
     return out
 

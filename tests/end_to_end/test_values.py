@@ -54,7 +54,12 @@ def test_draws_are_those_of_any_mesh() -> None:
 
 def test_whole_numbers_become_the_default_dtype_also_on_workers_that_started_before_it_was_set() -> None:
     def run(x: torch.Tensor) -> Any:
-        return torch.arange(4) / 3, x.sqrt(), x * (1 / 3), torch.exp(x), torch.where(x > 1, x / 7, 0.5)
+        first = x.sqrt()
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if dtype == torch.float32 else torch.float32)
+        other = x / 3
+        torch.set_default_dtype(dtype)
+        return first, other, torch.arange(4) / 3, x * (1 / 3), torch.exp(x), torch.where(x > 1, x / 7, 0.5)
 
     x, before = torch.arange(4), torch.get_default_dtype()
     with Mesh(data=2) as mesh:
@@ -65,7 +70,8 @@ def test_whole_numbers_become_the_default_dtype_also_on_workers_that_started_bef
                 for found in (step(placed), run(placed)):
                     for ours, theirs in zip(found, run(x), strict=True):
                         ours = ours.full_tensor() if isinstance(ours, DistributedTensor) else ours
-                        torch.testing.assert_close(ours, theirs, rtol=1e-14 if dtype == torch.float64 else 1e-6, atol=0)
+                        rtol = 1e-14 if theirs.dtype == torch.float64 else 1e-6
+                        torch.testing.assert_close(ours, theirs, rtol=rtol, atol=0)
         finally:
             torch.set_default_dtype(before)
 

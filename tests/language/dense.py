@@ -14,11 +14,12 @@ import torch
 from monarch.compiler.blocks import block_of
 from monarch.compiler.graph import Graph
 from monarch.compiler.mesh import Shape
-from monarch.compiler.plan import Plan, ValueSpec
+from monarch.compiler.plan import CompileOptions, Plan, ValueSpec
 from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
-from monarch.compiler.types import MeshSpec, TensorType
+from monarch.compiler.types import DTYPE_NAMES, DTYPES, MeshSpec, TensorType
 from monarch.compiler.verify import verify
+from monarch.language.tensors.shapes import default_dtype
 from tests.sample import is_full
 
 GRAPHS: dict[str, Graph] = {}
@@ -70,7 +71,8 @@ def plan_of(graph: Graph, text: str = "") -> Plan:
         ValueSpec("state", label, state_types.get(label, node.meta["type"].unpadded), 0) for label, node in made.items()
     ]
     donated = tuple(spec.kind == "state" and spec.label in graph.updates for spec in inputs)
-    made_of = Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, hash=key, graph=text)
+    under = CompileOptions(dtype=DTYPE_NAMES[torch.get_default_dtype()])
+    made_of = Plan(graph.name, graph.mesh, inputs, tuple(outputs), (), 0, donated, hash=key, graph=text, options=under)
     weakref.finalize(made_of, GRAPHS.pop, key)
     return made_of
 
@@ -106,7 +108,8 @@ class DenseExecutor:
             else:
                 assert spec.kind != "state"
                 values[spec.label] = torch.as_tensor(argument, dtype=spec.type.dtype)
-        returns, updates = run_reference(GRAPHS[plan.hash], values, poison=True)
+        with default_dtype(DTYPES[plan.options.dtype]):
+            returns, updates = run_reference(GRAPHS[plan.hash], values, poison=True)
         for donated, argument in zip(plan.donated, arguments, strict=True):
             if donated:
                 argument.freed = True

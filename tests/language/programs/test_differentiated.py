@@ -125,3 +125,15 @@ def test_zeros_of_forward_derivatives_are_tensors_that_workers_add_to(mesh: Mesh
     weight = distribute(torch.eye(4), mesh)
     step = program(lambda x: torch.func.hessian(lambda v: (v @ weight).tanh().sum())(x), mesh=mesh)
     assert "zerotensor" not in str(step.trace(torch.ones(4)).graph)
+
+
+def test_derivatives_forward_are_traced_again(mesh: Mesh) -> None:
+    weight, scale = distribute(torch.linspace(-1, 1, 9).reshape(3, 3), mesh), [2.0]
+    plain, x = weight.full_tensor(), torch.linspace(-1, 1, 6).reshape(2, 3)
+
+    def curved(v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return ((v @ weight).tanh() * scale[0]).sum()
+
+    step = program(lambda x: torch.func.hessian(lambda v: curved(v, weight))(x[1]), mesh=mesh)
+    for scale[0] in (2.0, 3.0, 4.0):
+        torch.testing.assert_close(step(x).full_tensor(), torch.func.hessian(lambda v: curved(v, plain))(x[1]))

@@ -369,6 +369,30 @@ def test_the_seed_is_none_of_a_program_s(mesh: Mesh) -> None:
         program(lambda x: x * torch.initial_seed(), mesh=mesh)(distribute(torch.ones(4), mesh))
 
 
+@pytest.mark.parametrize(
+    "read", [lambda: torch.get_rng_state(), lambda: torch.default_generator.get_state()], ids=["torch", "generator"]
+)
+def test_nor_is_the_state_but_to_set_it_again(read: Callable[[], torch.Tensor], mesh: Mesh) -> None:
+    x = distribute(torch.ones(4), mesh)
+    with pytest.raises(ProgramError, match=r"(?s)asks for the state of PyTorch's.*step\(x, torch.get_rng_state\(\)\)"):
+        program(lambda x: x * read().sum(), mesh=mesh)(x)
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        state = read()
+        first = torch.rand(4)
+        torch.set_rng_state(state)
+        return x * first - torch.rand(4)
+
+    assert program(twice, mesh=mesh)(x).tolist() == [0.0] * 4
+
+    def forked(x: torch.Tensor) -> torch.Tensor:
+        with torch.random.fork_rng():
+            first = torch.rand(4)
+        return x * first - torch.rand(4)
+
+    assert program(forked, mesh=mesh)(x).tolist() == [0.0] * 4
+
+
 finalized: list[int] = []
 
 

@@ -312,6 +312,14 @@ def test_norms_of_halves_have_pytorchs_numbers(dtype: torch.dtype, of_weight: to
             torch.testing.assert_close(got.full_tensor(), want, rtol=0.02, atol=0.02)
 
 
+def test_a_batch_norm_of_halves_keeps_its_statistics_in_halves(mesh: Mesh) -> None:
+    norm, x = nn.BatchNorm1d(4).bfloat16(), torch.linspace(-1, 1, 24).sin().view(6, 4).bfloat16()
+    placed = monarch.module_to_mesh(copy.deepcopy(norm), mesh, {})
+    found = monarch.program(lambda x: placed(x), mesh=mesh)(x)
+    torch.testing.assert_close(found.full_tensor(), norm(x).detach())
+    torch.testing.assert_close(placed.running_var.full_tensor(), norm.running_var)
+
+
 def test_padded_labels_give_the_ctc_loss_of_those_that_a_mask_selects(mesh: Mesh) -> None:
     labels = torch.tensor([[1, 2, 3, -100], [4, 5, -100, -100], [2, 2, 1, 4], [3, -100, -100, -100]])
 

@@ -45,6 +45,14 @@ def test_a_view_shares_its_operands_memory_each_time() -> None:
         assert view.untyped_storage()._cdata == x.untyped_storage()._cdata
 
 
+def test_memory_of_another_tensors_size_has_it_each_time() -> None:
+    """As derivatives forward ask for, of a row of a matrix."""
+    row = fake(2, 3)[1]
+    for _ in range(2):
+        made = run_fake(aten._new_zeros_with_same_feature_meta.default, [row, row], {})
+        assert run_fake(aten._has_same_storage_numel.default, [made, row], {})
+
+
 def test_a_result_follows_the_default_dtype() -> None:
     numbers = torch.empty(3, dtype=torch.int64, device="meta")
     found = [run_fake(aten.mul.Scalar, [numbers, 0.5], {}).dtype]
