@@ -157,9 +157,7 @@ class ProcessJob(JobTrait):
 
     def _alive(self, number: int) -> bool:
         pid, since = self._started[number]
-        if pid in self._children:  # the kernel shows a process whose first thread has ended as one that has
-            return self._children[pid].poll() is None
-        return since != "" and start_of(pid) == since
+        return is_alive(pid, since, self._children.get(pid))
 
     def _kill(self) -> None:
         numbers = range(len(self._started))
@@ -174,6 +172,13 @@ class ProcessJob(JobTrait):
         self._let_go()
         self._started = []
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def is_alive(pid: int, since: str, child: subprocess.Popen[bytes] | None) -> bool:
+    """Whether the process that was started then lives; `child` is it where this process has started it."""
+    if child is not None:  # the kernel shows a process whose first thread has ended as one that has
+        return child.poll() is None
+    return since != "" and start_of(pid) == since
 
 
 def start_of(pid: int) -> str:

@@ -79,7 +79,10 @@ def test_every_registered_op_has_a_sample() -> None:
         name = str(sample.op)
         sampled |= {name, name.rsplit(".", 1)[0]}
     elsewhere = {name for names in ELSEWHERE.values() for name in names.split()}
-    missing = sorted(name for name in registered() if name not in sampled | elsewhere)
+    ours = [
+        name for name in registered() if not name.startswith("tests_of")
+    ]  # other tests of this process register some
+    missing = sorted(name for name in ours if name not in sampled | elsewhere)
     assert not missing
     assert not sorted(elsewhere - set(registered()))
 

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from monarch.job import ProcessJob
-from monarch.stdlib.jobs.local import start_of
+from monarch.stdlib.jobs.local import is_alive, start_of
 from tests import python
 
 BOUND = 90.0
@@ -198,10 +197,9 @@ def test_a_host_whose_first_thread_has_ended_is_alive() -> None:
     """The kernel shows it as a zombie until its last thread ends, and it cannot be waited for until then."""
     code = "import ctypes, threading; threading.Thread(target=input).start(); ctypes.CDLL(None).syscall(60, 0)"
     with subprocess.Popen(["python3", "-c", code], stdin=subprocess.PIPE) as process:
-        job = ProcessJob({"trainers": 1})
-        job._started, job._children = [(process.pid, start_of(process.pid))], {process.pid: process}
+        since = start_of(process.pid)
         while start_of(process.pid):
             time.sleep(0.001)
-        assert job._alive(0)
+        assert is_alive(process.pid, since, process)
         process.communicate(b"\n")
-        assert not job._alive(0)
+        assert not is_alive(process.pid, since, process)
