@@ -548,7 +548,7 @@ class ControllerState:
         who = f"worker {place.name_of(cause.rank)}"
         what = f" in {cause.op}" if cause.op else ""
         message = f"{who} failed{what}: {cause.error or 'another step has taken a value that it needs'}"
-        hint = []
+        hint = cause.hint.splitlines()
         if step is not None:
             part = "" if step.place is None else f", part of {self.mesh}"
             hint.append(f"step {step.sequence} ('{step.name}') on {place.mesh}{part}")

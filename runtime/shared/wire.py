@@ -145,6 +145,7 @@ class Report:
     `committed`  whether the step had passed its commit, so that the state before it is gone
     `anomaly`    of a step that failed for a NaN: what has it, where all workers know that
     `where`      the worker that has it
+    `hint`       what to do about it
     """
 
     kind: str
@@ -159,6 +160,7 @@ class Report:
     committed: bool = False
     anomaly: str = ""
     where: int = -1
+    hint: str = ""
 
     def encode(self) -> bytes:
         fields = asdict(self)

@@ -8,11 +8,46 @@ from __future__ import annotations
 
 import math
 import mmap
+import resource
+from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import torch
 
-from monarch.compiler.plan import ArenaRange
+from monarch.compiler.plan import ArenaRange, Instruction, Plan, Source
+from monarch.runtime.shared.memory import available_bytes, mebibytes
+
+
+class NoRoomError(MemoryError):
+    """This worker cannot have the memory that a plan's arena needs. `hint` says what to do, and `source` is the user's
+    line whose op makes the largest value there."""
+
+    def __init__(self, plan: Plan, why: OSError) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit == resource.RLIM_INFINITY:
+            left = available_bytes()
+            has = why.strerror if left is None else f"the machine has {mebibytes(left)} left"
+            more = "run fewer workers on this machine"
+        else:
+            taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+            has = f"the worker has {mebibytes(max(0, limit - taken))} left of its limit, {mebibytes(limit)}"
+            more = "raise the limit (ulimit -v)"
+        made = sorted(_made(plan), key=lambda each: each[0])
+        self.source = made[-1][2] if made else None
+        largest = f"{made[-1][1].op} makes the largest value, of {mebibytes(made[-1][0])}: " if made else ""
+        super().__init__(f"plan '{plan.name}' needs {mebibytes(plan.arena)} for what its ops make, and {has}")
+        self.hint = f"{largest}shard it, make the batch smaller, or\n{more}. Each call tries again."
+
+
+def _made(plan: Plan) -> Iterator[tuple[int, Instruction, Source | None]]:
+    """The bytes of each value in a plan's arena, what makes it, and the user's line."""
+    for each in plan.instructions:
+        source = plan.sources[each.source] if each.source >= 0 else None
+        for region in filter(None, each.regions):
+            yield math.prod(region.shape) * region.dtype.itemsize, each, source
+    for function in plan.functions.values():
+        yield from _made(function)
 
 
 class Arena:

@@ -24,7 +24,7 @@ from monarch.runtime.shared.place import ranks_of
 from monarch.runtime.shared.results import Results, Small
 from monarch.runtime.shared.signals import Aborted
 from monarch.runtime.shared.wire import Report
-from monarch.runtime.worker.arena import Arena
+from monarch.runtime.worker.arena import Arena, NoRoomError
 from monarch.runtime.worker.exchange import Actors
 from monarch.runtime.worker.failures import explain, locate
 from monarch.runtime.worker.files import Files
@@ -407,18 +407,21 @@ class WorkerState(Lending):
                     for rank in each.place.ndslice
                 ]
                 collectives = self._among(plan.mesh, whole.parts[part].place.ndslice, joint, tuple(alike))
-            self._fit(plan.arena)
+            self._fit(plan)
             commit = partial(self._commit, self._ranks.get(number, self._everyone))
             self.plans[number] = loaded = LoadedPlan(
                 plan, self.rank, collectives, self.arena, kernels, commit, self._halt, whole, part
             )
             loaded.frame.measure(self._tracer)
         except Exception as error:  # told at each step that would run the plan
-            # A plan that is not for this machine is nobody's fault here: the message says it all.
-            where = "" if isinstance(error, PlanError) else "".join(traceback.format_exception(error))
+            report = Report("failed", self.rank, step, describe(error))
+            if isinstance(error, NoRoomError):
+                report.hint, report.source = error.hint, error.source
+            elif not isinstance(error, PlanError):  # of one that is not for this machine the message says it all
+                report.traceback = "".join(traceback.format_exception(error))
             if not isinstance(error, PlanError):
                 self._unmade[number] = blob, ranks
-            self.plans[number] = report = Report("failed", self.rank, step, describe(error), where)
+            self.plans[number] = report
             return [report]
         return []
 
@@ -445,12 +448,16 @@ class WorkerState(Lending):
             self.arena.fit(0)
         return []
 
-    def _fit(self, size: int) -> None:
-        """Have room for a plan's values."""
-        if size and self.arena.fit(size):
-            for plan in self.plans.values():
-                if isinstance(plan, LoadedPlan):
-                    plan.frame.use(self.arena)
+    def _fit(self, plan: Plan) -> None:
+        """Have room for a plan's values. Raises NoRoomError where there is none."""
+        try:
+            moved = plan.arena and self.arena.fit(plan.arena)
+        except OSError as error:
+            raise NoRoomError(plan, error) from error
+        if moved:
+            for each in self.plans.values():
+                if isinstance(each, LoadedPlan):
+                    each.frame.use(self.arena)
 
     # -- values ----------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 
+import monarch
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
+from monarch.distributed import Mesh
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.testing import chaos
 from tests.runtime.building import whole
@@ -112,6 +115,33 @@ def test_what_a_worker_cannot_have_fails_the_step_alone(on: On) -> None:
     chaos.limit(on, 0, "file size", None)
     assert len(on.executor.shards(large, [0])) == 1
     on.goes_on()
+
+
+def test_a_plan_for_which_a_worker_has_no_room_says_how_much_it_needs_and_where() -> None:
+    with Mesh(data=2) as mesh:
+        rows = torch.ones(8, 500)
+
+        @monarch.program(mesh=mesh)
+        def step(x: "f32[8@data, 500]"):  # type: ignore[no-untyped-def]
+            y = torch.ones(4000, 500) @ x.mT
+            return (y @ x).sum()  # f32[4000, 500] of 4 bytes
+
+        mesh.executor  # noqa: B018  (the workers start)
+        chaos.limit(mesh, 0, "memory", 4 << 20)
+        for _ in range(2):
+            with pytest.raises(DeviceMeshError) as info:
+                step(rows).item()
+            text = str(info.value)
+            assert re.search(
+                r"worker data=0 failed: NoRoomError: plan 'step' needs 7\.\d MiB for what its ops make, "
+                r"and the worker has 4\.0 MiB left of its limit, [\d,.]+ MiB\n",
+                text,
+            )
+            assert "return (y @ x).sum()" in text
+            assert "of 7.6 MiB: shard it, make the batch smaller, or\n  raise the limit" in text
+            assert "traceback" not in text
+        chaos.limit(mesh, 0, "memory", None)
+        assert step(rows).item() == pytest.approx(4000 * 500 * 500 * 8)
 
 
 def test_a_fault_for_nobody_is_refused(on: On) -> None:
