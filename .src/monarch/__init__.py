@@ -18,6 +18,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.display import draw_with
+from monarch.compiler.execution.ending import end, end_with
 from monarch.compiler.execution.factories import set_executor_factory
 from monarch.compiler.execution.presets import choose_with
 from monarch.compiler.execution.watching import watch_with
@@ -319,4 +320,5 @@ def _at_exit() -> None:
                 ends.callback(module.at_exit)
 
 
-atexit.register(_at_exit)
+end_with(_at_exit)
+atexit.register(end)

@@ -96,6 +96,8 @@ class _Session:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="monarch telemetry export", daemon=True)
         if exporters:
+            # Imports pandas. Were that done in the thread after Ctrl-C, Python would forget of what the program ended.
+            arrow().array([0])
             self._thread.start()
 
     def stop(self, seconds: float | None = None) -> None:

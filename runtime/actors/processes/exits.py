@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
-from monarch.runtime.processes.parent import at_exit
+from monarch.compiler.execution.ending import end
 
 _parents: object = None
 """The finalizers of the parent, which do nothing here."""
@@ -43,7 +43,7 @@ def forget_what_is_the_parents() -> None:
     # Kept: to free what is in it copies 500 pages that are shared with the parent, a fifth of all of the start.
     _parents, finalize._registry = finalize._registry, {}
     finalize._registered_with_atexit = False
-    atexit.register(at_exit)
+    atexit.register(end)
     atexit.register(logging.shutdown)
     if (util := sys.modules.get("multiprocessing.util")) is not None:
         util._finalizer_registry.clear()

@@ -185,13 +185,16 @@ def test_an_actor_that_does_not_stop_counts_as_ended_after_a_while(how: str, cap
 def test_processes_that_are_stopped_run_exit_handlers_of_their_own() -> None:
     done, pids = run(
         "import atexit, weakref\natexit.register(print, 'the program ends', flush=True)\n"
-        "def register():\n    import atexit, weakref, tempfile, sys\n"
+        "def register():\n    import atexit, weakref, tempfile, sys, time\n"
         "    atexit.register(print, 'an exit handler', flush=True)\n"
         "    sys.kept = type('Kept', (), {})()\n    weakref.finalize(sys.kept, print, 'a finalizer', flush=True)\n"
+        "    def write(*logged):\n        time.sleep(0.01)\n        print('logged', *logged, flush=True)\n"
+        "    monarch.log_to(write)\n    for value in range(20):\n        monarch.log('rows', value)\n"
         "with procs.activate():\n    monarch.remote(register).call().get()\nprocs.stop().get()"
     )
     assert done.returncode == 0, done.stderr
     assert times("an exit handler", done.stdout) == times("a finalizer", done.stdout) == 4
+    assert times("logged rows 19.0 19", done.stdout) == 4
     assert done.stdout.count("the program ends") == 1
 
 

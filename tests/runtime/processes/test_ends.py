@@ -146,7 +146,7 @@ def of(mark: str) -> Iterator[int]:
                 yield int(process.name)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("work", WORK)
 def test_a_program_ends(work: str, way: str, tmp_path: Path) -> None:
@@ -191,6 +191,21 @@ def test_rows_of_what_exit_handlers_do_are_exported(tmp_path: Path) -> None:
     done = python.run("-c", textwrap.dedent(code), capture_output=True, text=True, timeout=BOUND, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "late" in (tmp_path / "metrics.prom").read_text()
+
+
+def test_a_program_with_telemetry_dies_of_ctrl_c(tmp_path: Path) -> None:
+    """Python forgets of what a program ends whose exit handlers import what makes named tuples, as pandas does."""
+    code = """
+        import signal
+        import monarch, monarch.telemetry
+        config = monarch.telemetry.TelemetryConfig(prometheus="metrics.prom", export_interval=3600)
+        monarch.telemetry.start(config)
+        monarch.log("loss", 1.0)
+        signal.raise_signal(signal.SIGINT)
+    """
+    done = python.run("-c", textwrap.dedent(code), capture_output=True, text=True, timeout=BOUND, cwd=tmp_path)
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "loss" in (tmp_path / "metrics.prom").read_text()
 
 
 def test_a_host_whose_first_thread_has_ended_is_alive() -> None:
