@@ -46,14 +46,23 @@ def scaled(x: torch.Tensor, by: float, times: int = 1) -> torch.Tensor:
     return x * (by * times) + by
 
 
-@monarch.remote(propagate=lambda x, n: x.new_empty(n))
-def first(x: torch.Tensor, n: int) -> torch.Tensor:
+def _first(x: torch.Tensor, n: int) -> torch.Tensor:
     return x[:n].clone()
 
 
-@monarch.remote(propagate=lambda x, word: x)
-def named(x: torch.Tensor, word: Any) -> torch.Tensor:
+def _named(x: torch.Tensor, word: Any) -> torch.Tensor:
     return x + len(str(word))
+
+
+def first_n(x: torch.Tensor, n: int) -> torch.Tensor:
+    return x.new_empty(n)
+
+
+def alike(x: torch.Tensor, word: Any) -> torch.Tensor:
+    return x
+
+
+first, named = monarch.remote(_first, propagate=first_n), monarch.remote(_named, propagate=alike)
 
 
 @pytest.fixture(autouse=True)
@@ -255,11 +264,16 @@ def test_gradients_through_an_autograd_function_of_remote_ones(mesh: Mesh) -> No
 
 
 @pytest.mark.parametrize(
-    ("function", "values", "said"),
-    [(first, range(1, 20), r"'n' \(8 now; `propagate` needs"), (named, "abcdefghijkl", r"'word' \('h' now; pass what")],
+    ("function", "propagate", "values", "said"),
+    [
+        (_first, first_n, range(1, 20), r"'n' \(8 now; `propagate` needs"),
+        (_named, alike, "abcdefghijkl", r"'word' \('h' now; pass what"),
+    ],
 )
-def test_the_eighth_value_of_what_stays_in_the_op_warns(mesh: Mesh, function: Any, values: Any, said: str) -> None:
-    again = monarch.remote(function._function, propagate=function._propagate)
+def test_the_eighth_value_of_what_stays_in_the_op_warns(
+    mesh: Mesh, function: Any, propagate: Any, values: Any, said: str
+) -> None:
+    again = monarch.remote(function, propagate=propagate)
     x = monarch.distribute(torch.rand(40), mesh)
     for count, value in enumerate(values, 1):
         with warnings.catch_warnings(record=True) as caught:
