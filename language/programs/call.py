@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ArgumentWritten, ProgramError
+from monarch.compiler.errors import ArgumentWritten, ProgramError, Source
 from monarch.compiler.symbols import Scope, has_names
 from monarch.compiler.types import TensorType
 from monarch.language.programs.arrays import ARRAYS, as_annotated
@@ -19,6 +19,7 @@ from monarch.language.programs.named import bound, family_of, values_of
 from monarch.language.programs.nodes import Path
 from monarch.language.programs.signature import mesh_annotations, parameters, tensor_annotations, type_of
 from monarch.language.source import user_source
+from monarch.language.tensors.history import End
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -114,6 +115,12 @@ class ProgramCall:
     def given(self) -> list[Any]:
         """The caller's own object for each leaf."""
         return pytree.tree_leaves((self.args, self.kwargs))
+
+    @property
+    def end(self) -> End:
+        """Where the history of its results ends."""
+        code = getattr(inspect.unwrap(self.function), "__code__", None)
+        return End(self.name, None if code is None else Source(code.co_filename, code.co_firstlineno))
 
     @cached_property
     def named(self) -> list[tuple[str, Any]]:
@@ -235,6 +242,12 @@ def apart(call: ProgramCall, symbols: list[Any], as_made: list[dict[str, Any]], 
 def histories(leaves: list[Any]) -> list[int]:
     """The distributed arguments, by number, that have a history, which ends at the program."""
     return [number for number, leaf in enumerate(leaves) if isinstance(leaf, DistributedTensor) and _history(leaf)]
+
+
+def requiring_gradients(given: list[Any], symbols: list[Any]) -> list[int]:
+    """The distributed arguments, by number, that require a gradient in the program."""
+    found = zip(given, symbols, strict=False)
+    return [n for n, (own, symbol) in enumerate(found) if isinstance(own, DistributedTensor) and symbol.requires_grad]
 
 
 def leads_to(leaf: DistributedTensor, reached: Container[int]) -> bool:

@@ -25,6 +25,7 @@ from monarch.language.programs.nodes import Live, Spot
 from monarch.language.programs.passed import Passed, containers_in
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
+from monarch.language.tensors.history import Ending, ended
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
 
@@ -45,6 +46,8 @@ class Outcome:
     """Where those are, in a program of several meshes."""
     given: tuple[Any, Any] = ((), {})
     """The call's arguments as the caller has them, positional ones and others."""
+    end: Ending | None = None
+    """Where the history of what it returns and leaves ends."""
     made: dict[Any, Any] = field(default_factory=dict)
 
     def look(self) -> None:
@@ -228,8 +231,18 @@ class Effects:
     """What a trace has changed, as steps that a later call repeats."""
 
     def __init__(
-        self, guards: Guards, recording: Recording, symbols: list[Any], arguments: list[Any], passed: Passed
+        self,
+        guards: Guards,
+        recording: Recording,
+        symbols: list[Any],
+        arguments: list[Any],
+        passed: Passed,
+        end: Ending,
     ) -> None:
+        self.end = end
+        """Where the history of what the traced call returns and leaves ends."""
+        self.ends = False
+        """Whether an object that it returns or leaves has one."""
         self.steps: list[_Step] = []
         self.passed: list[_Step] = []
         """Those of lists and dicts among the arguments, which are known by their numbers."""
@@ -274,7 +287,7 @@ class Effects:
         for step in (*self.steps, *self.passed):
             step.values[:] = [self._alone.get(make, make) for make in step.values]
         self._others = None
-        del self._guards, self._recording, self._arguments, self._alone
+        del self._guards, self._recording, self._arguments, self._alone, self.end
         self._memo, self._left, self._refs, self.cells, self._keep = {}, {}, {}, {}, []
 
     def add(self, held: Held, now: Contents, among_arguments: int | None = None) -> None:
@@ -402,10 +415,12 @@ class Effects:
         make = self._ref(value._ref)
         looking = DistributedTensor.looking(value._ref.fake, value.requires_grad and value.is_leaf)
         parameter = getattr(value, "_is_param", False)
+        ends = value.grad_fn is not None
+        self.ends = self.ends or ends
 
         def tensor(outcome: Outcome) -> DistributedTensor:
             ref = make(outcome)
-            made: Any = looking(ref)
+            made: Any = ended(outcome.end, looking, ref) if ends and outcome.end is not None else looking(ref)
             if cut:
                 ref.cell.cut = True
             if parameter:
@@ -487,11 +502,14 @@ class Effects:
             if number is not None:
                 return self._arguments[number].detach()
             ref = self._of_own(value._ref)
-            if ref is not None:
+            if ref is not None or value.grad_fn is not None:
+                if ref is None:
+                    ref = value._ref
+                    ref.cell.cut = ref.cell.cut or not returned  # `h`, where `h.detach()` is what is left
+                if value.grad_fn is not None:
+                    made: DistributedTensor = ended(self.end, DistributedTensor, ref.fake, ref)
+                    return made
                 return DistributedTensor(ref.fake, ref)
-            if value.grad_fn is not None:
-                value._ref.cell.cut = value._ref.cell.cut or not returned  # `h`, where `h.detach()` is what is left
-                return DistributedTensor(value._ref.fake, value._ref)
             return value
         kind = kind_of(value)
         if id(value) in self._guards._snapshot.held or kind is None or isinstance(kind, str):

@@ -553,7 +553,7 @@ def program(
     writes into Python (`self.average = ...`, `history.append(loss)`) is there after every call, whether traced or not;
     only `print` and logging happen when it is traced. A program that reads what cannot be checked (the time, a random
     number of Python's) is traced at each call, and a TracedAgainWarning says so once. Where a call raises, Python's
-    state is what it was before. Results carry no autograd history.
+    state is what it was before. A gradient that comes to a result raises ProgramError: its history ends there.
     """
     options = CompileOptions(
         target=target,

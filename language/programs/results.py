@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +24,8 @@ class Result:
 
     leaves: list[Any]
     spec: Any
+    differentiable: list[bool] = field(default_factory=list)
+    """For each of the `values` whether it would have a history in PyTorch."""
 
     @property
     def values(self) -> list[Value]:
@@ -35,12 +37,15 @@ def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool])
     call returns the one that is there."""
     leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda value: keeps(value) or _has_number_keys(value))
     found: list[Any] = []
+    differentiable: list[bool] = []
     first: dict[int, int] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
             found.append(Alias(first[id(leaf)]))
         elif isinstance(leaf, DistributedTensor):
             found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
+            if isinstance(found[-1], Value):
+                differentiable.append(leaf.grad_fn is not None)
         elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
             found.append(leaf.node.expr)
         elif isinstance(leaf, torch.SymInt):
@@ -49,7 +54,7 @@ def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool])
             found.append(float(leaf) if isinstance(leaf, torch.SymFloat) else bool(leaf))
         else:
             found.append(leaf)
-    return Result(found, with_sizes(spec))
+    return Result(found, with_sizes(spec), differentiable)
 
 
 class _Size:

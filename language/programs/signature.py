@@ -24,11 +24,13 @@ from monarch.language.programs.held import PLAIN
 from monarch.language.programs.own import Belongings
 from monarch.language.programs.passed import repeated
 from monarch.language.source import user_source
+from monarch.language.tensors.history import end_of
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
 from monarch.language.tensors.tensor import Cell, DistributedTensor
 
 _HISTORY = "with a history"
+_ENDED = "a program's result"
 _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float, int, bool, str))
 """Types of arguments that are known to hold no others."""
 
@@ -67,7 +69,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
             requires_grad = leaf.requires_grad
             key += (id(cell.mesh), cell.type, requires_grad)
             if owner.grad_fn is not None:
-                key.append(_HISTORY)
+                key.append(_HISTORY if end_of(owner) is None else _ENDED)
             if requires_grad or len(owner.__dict__) > 1:
                 key.append(Belongings.of(owner))
         elif isinstance(leaf, torch.Tensor):

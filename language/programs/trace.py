@@ -25,7 +25,14 @@ from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
-from monarch.language.programs.call import ProgramCall, apart, check_histories, differentiated, histories
+from monarch.language.programs.call import (
+    ProgramCall,
+    apart,
+    check_histories,
+    differentiated,
+    histories,
+    requiring_gradients,
+)
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
 from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
@@ -45,6 +52,7 @@ from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
+from monarch.language.tensors.history import Ending, end_of, ended
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import default_dtype, make_fake, to_fake
 from monarch.language.tensors.tensor import Cell, DistributedTensor
@@ -92,6 +100,10 @@ class Trace:
     """PyTorch's default dtype when it began, under which it is compiled and run."""
     tape: Tape
     result: Result
+    end: Ending | None
+    """Where the history of its results ends; None where none would have one in PyTorch."""
+    through: list[int]
+    """The arguments, by number, that require a gradient, to which such a history leads."""
     states: list[tuple[str, Cell]]
     """Label and cell of each state that is read or updated, in the order of first use."""
     escapes: list[tuple[str, weakref.ref[Cell], Value]]
@@ -136,6 +148,12 @@ class Trace:
     """What the traced call changes in Python."""
     undo: Callable[[], None]
     """Puts all Python objects back to what they were before the trace."""
+
+    def end_of(self, cells: list[Cell], args: Any, kwargs: Any) -> Ending | None:
+        """Where the history ends of what a call returns that reads these cells."""
+        assert self.end is not None
+        given = pytree.tree_leaves((args, kwargs)) if self.through else ()
+        return self.end[0].of(cells, [given[number] for number in self.through])
 
     @cached_property
     def _functional(self) -> tuple[Graph, dict[str, str]]:
@@ -201,6 +219,7 @@ class Trace:
         for number in self.returned:
             self.result.leaves[number] = None
         self.states = []
+        self.end = None if self.end is None else self.end[0].of((), ())
         self.hyperparameters = {}
         self.changes = []
         self.undo = _nothing
@@ -344,7 +363,10 @@ def _trace(
         with_history = histories(call.leaves) if backward else []
         check_histories(call, with_history, guards.spot_of)
         passed.check_apart(call.name, guards.spot_of, own, entered.asks_which)
-        effects = Effects(guards, recording, inputs_, call.given, passed)
+        through = requiring_gradients(call.given, inputs_)
+        cells = [state.cell for state in recording.states.values()]
+        end = call.end.of(cells, [call.given[number] for number in through])
+        effects = Effects(guards, recording, inputs_, call.given, passed, end)
         for held, now in own:
             effects.add(held, now)
         for at, held, now in among_arguments:
@@ -428,6 +450,8 @@ def _trace(
         dtype=recording.dtype,
         tape=recording.tape,
         result=result,
+        end=effects.end if effects.ends or any(result.differentiable) else None,
+        through=through,
         states=states,
         escapes=[(label, weakref.ref(cell), value) for (label, cell), (_, value) in zip(made, escapes, strict=True)],
         arguments=arguments,
@@ -539,7 +563,10 @@ def _symbolic(
                 call.names.get(number),
                 leaf.mesh if isinstance(leaf, DistributedTensor) else call.meshes.get(number),
             )
-            symbol.requires_grad_(leaf.requires_grad)
+            end = end_of(given[number])
+            symbol = (
+                symbol.requires_grad_(leaf.requires_grad) if end is None else ended((end, ()), lambda made=symbol: made)
+            )
             if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
                 symbol.grad = leaf.grad
             own = Belongings.of(given[number])

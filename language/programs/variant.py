@@ -34,6 +34,7 @@ from monarch.language.programs.passed import also_read, containers_in
 from monarch.language.programs.signature import source_of
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
+from monarch.language.tensors.history import Ending, ended
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_data, same_content
 from monarch.language.tensors.shapes import default_dtype, make_fake
@@ -213,19 +214,29 @@ class Compiled:
             for mesh, own in trace.by_mesh(several):
                 mesh.share(own)
 
-    def result(self, number: int, handle: Handle, mesh: Mesh) -> DistributedTensor:
-        """A tensor that the plan has made, by its number among the results."""
-        return self._look[number](Ref(Cell(mesh, handle.type, handle), self.fakes[number]))
+    def result(self, number: int, handle: Handle, mesh: Mesh, end: Ending | None) -> DistributedTensor:
+        """A tensor that the plan has made, by its number among the results, and where its history ends."""
+        ref = Ref(Cell(mesh, handle.type, handle), self.fakes[number])
+        return self._look[number](ref) if end is None else ended(end, self._look[number], ref)
 
     def results(
-        self, trace: Trace, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None
+        self,
+        trace: Trace,
+        handles: list[Handle],
+        scalars: Mapping[str, float],
+        end: Ending | None,
+        outcome: Outcome | None = None,
     ) -> Any:
         """What the program returns. `outcome` finds the Python objects among it, if they are not those of the trace."""
         results: list[Any] = []
         taken = 0
         for number, leaf in enumerate(trace.result.leaves):
             if isinstance(leaf, Value):
-                results.append(self.result(taken, handles[taken], trace.mesh_of(leaf)))
+                results.append(
+                    self.result(
+                        taken, handles[taken], trace.mesh_of(leaf), end if trace.result.differentiable[taken] else None
+                    )
+                )
                 taken += 1
             elif isinstance(leaf, Alias):
                 results.append(results[leaf.number])
@@ -308,7 +319,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
             raise
     compiled.ran = True
     _require(trace, leaves)
-    return compiled.results(trace, handles, scalars, None)
+    return compiled.results(trace, handles, scalars, trace.end)
 
 
 def _answered(trace: Trace, leaves: list[Any], cells: list[Cell]) -> list[Any]:
@@ -364,6 +375,7 @@ class Variant:
         left = [(ident, trace.escapes[number][2]) for ident, number in self._left.items()]
         self._meshes = {ident: trace.homes[value] for ident, value in left if trace.homes}
         self._apart = trace.apart
+        self._ends = trace.end is not None
         effects = trace.effects
         matters = trace.passes and (trace.asks_which or effects.passed or effects.steps)
         puts = {(step.node, name) for step in effects.steps for name in step.names}
@@ -458,8 +470,9 @@ class Variant:
         live, cells, scalars = found
         if self._read_too:
             self._check_containers(live, args, kwargs)
+        end = trace.end_of(cells, args, kwargs) if self._ends else None
         if self._only_computes:
-            return self._result(compiled.run(trace, leaves, scalars, cells, None), scalars)
+            return self._result(compiled.run(trace, leaves, scalars, cells, None), scalars, end)
         for mesh, kept in trace.by_mesh(cells):
             mesh.keep(kept)
         small = [cells[number] for number in self._small]
@@ -475,7 +488,7 @@ class Variant:
             left = compiled.update_states(handles, cells)
             if bound is None:  # or else an interrupted call goes on with the objects that it has made
                 given = {ident: left[number] for ident, number in self._left.items()}
-                outcome = Outcome(trace.mesh, leaves, live, scalars, given, self._meshes, (args, kwargs))
+                outcome = Outcome(trace.mesh, leaves, live, scalars, given, self._meshes, (args, kwargs), end)
                 changes = trace.effects.repeat(self.guards, outcome)
                 bound = bound or (outcome, changes)  # a signal's handler may have done all this meanwhile
             for change in bound[1]:
@@ -497,7 +510,7 @@ class Variant:
         assert bound is not None
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]
         _require(trace, leaves)
-        return self._result(handles, scalars, bound[0])
+        return self._result(handles, scalars, end, bound[0])
 
     def _check_containers(self, live: Live, args: Any, kwargs: Any) -> None:
         """Raise ProgramError for a list or dict that is an argument and is read from Python too, if it is changed."""
@@ -508,10 +521,12 @@ class Variant:
             if spot is not None and (self.trace.asks_which or spot in self._changed or number in changed):
                 raise also_read(self.trace.name, each)
 
-    def _result(self, handles: list[Handle], scalars: Mapping[str, float], outcome: Outcome | None = None) -> Any:
+    def _result(
+        self, handles: list[Handle], scalars: Mapping[str, float], end: Ending | None, outcome: Outcome | None = None
+    ) -> Any:
         if self._home is not None:
-            return self.compiled.result(0, handles[0], self._home)
-        return self.compiled.results(self.trace, handles, scalars, outcome)
+            return self.compiled.result(0, handles[0], self._home, end)
+        return self.compiled.results(self.trace, handles, scalars, end, outcome)
 
     def _given_up(self, live: Live, leaves: list[Any]) -> list[Any]:
         """The leaves whose gradients the last step left and this one makes anew without reading them."""

@@ -22,6 +22,7 @@ from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import belongs_to_user, user_source
+from monarch.language.tensors.history import end_of, ended
 from monarch.language.tensors.instead import STAGER, instead
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
@@ -536,17 +537,22 @@ class DistributedTensor(_Base):
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedTensor:
         with torch.no_grad():
             made: Any = self.detach().clone()
-        made.requires_grad_(self.requires_grad)
+        made = self._requiring(made)
         if getattr(self, "_is_param", False):
             made._is_param = True
         memo[id(self)] = made
         return made
 
     def __copy__(self) -> DistributedTensor:
-        made: DistributedTensor = self.detach().requires_grad_(self.requires_grad)
+        made = self._requiring(self.detach())
         if getattr(self, "_is_param", False):
             made._is_param = True
         return made
+
+    def _requiring(self, made: Any) -> Any:
+        """A copy, which requires a gradient where this one does. That of a program's result is as little a leaf."""
+        end = end_of(self)
+        return made.requires_grad_(self.requires_grad) if end is None else ended((end, ()), lambda: made)
 
     def data_ptr(self) -> int:
         """A number that tells memory from memory, as in PyTorch: equal where two tensors begin at the same place."""
@@ -581,9 +587,10 @@ class DistributedTensor(_Base):
         """Pickled, and so in `torch.save`, it is the plain tensor: its data is fetched. In a message to actors it stays
         where it is."""
         message = outgoing.get()
+        requires_grad = self.requires_grad and self.is_leaf  # what has a history leaves it behind
         if message is not None:
             handle, mesh = self._blocks()
-            return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), self.requires_grad)
+            return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), requires_grad)
         if operations.is_tracing():
             raise ProgramError(
                 "a program cannot save a tensor, or pickle it: it has no value while the program is traced",
@@ -592,8 +599,8 @@ class DistributedTensor(_Base):
             )
         whole = self.full_tensor()
         if getattr(self, "_is_param", False):
-            return torch._utils._rebuild_parameter, (whole, self.requires_grad, OrderedDict())
-        return whole.requires_grad_(self.requires_grad).__reduce_ex__(protocol)
+            return torch._utils._rebuild_parameter, (whole, requires_grad, OrderedDict())
+        return whole.requires_grad_(requires_grad).__reduce_ex__(protocol)
 
     def to_dtensor(self, device_mesh: Any = None) -> Any:
         """The tensor as a DTensor of PyTorch's, laid out alike: this process gets the part that is its own on
