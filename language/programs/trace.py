@@ -38,23 +38,23 @@ from monarch.language.programs.entered import Entered, collected_later
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
 from monarch.language.programs.held import PLAIN, Contents, Held
+from monarch.language.programs.inputs import symbolic_arguments
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
-from monarch.language.programs.own import Belongings, check_own
+from monarch.language.programs.own import check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, result_of, with_sizes
-from monarch.language.programs.signature import repeats_of
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.programs.unsaid import unsaid
 from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
-from monarch.language.tensors.history import Ending, end_of, ended
+from monarch.language.tensors.history import Ending
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.shapes import default_dtype, make_fake, to_fake
+from monarch.language.tensors.shapes import default_dtype
 from monarch.language.tensors.tensor import Cell, DistributedTensor
 
 
@@ -313,7 +313,7 @@ def _trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        inputs_, arguments = _symbolic(recording, call, leaves, types, symbolic)
+        inputs_, arguments = symbolic_arguments(recording, call, leaves, types, symbolic)
         as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
         passed = Passed(
             call.args,
@@ -538,60 +538,6 @@ def _alone(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any
 
 
 _NAMED = (torch.SymInt, torch.SymBool)
-
-
-def _symbolic(
-    recording: Recording, call: ProgramCall, leaves: list[Any], types: dict[int, TensorType], scalars: bool
-) -> tuple[list[Any], dict[str, int]]:
-    """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
-    made: list[Any] = []
-    arguments: dict[str, int] = {}
-    repeats = {} if call.examples else dict(repeats_of(leaves))
-    given = call.given
-    for number, leaf in enumerate(leaves):
-        if call.written and isinstance(leaf, DistributedTensor):
-            made.append(leaf)
-            continue
-        if number in repeats:  # one tensor is one input: code may ask, and differentiate by it
-            made.append(made[repeats[number]])
-            continue
-        if isinstance(leaf, torch.Tensor):
-            symbol: Any = recording.input(
-                _fake(recording, leaf, types[number]),
-                number,
-                types[number],
-                call.names.get(number),
-                leaf.mesh if isinstance(leaf, DistributedTensor) else call.meshes.get(number),
-            )
-            end = end_of(given[number])
-            symbol = (
-                symbol.requires_grad_(leaf.requires_grad) if end is None else ended((end, ()), lambda made=symbol: made)
-            )
-            if isinstance(leaf, DistributedTensor) and leaf.is_leaf:
-                symbol.grad = leaf.grad
-            own = Belongings.of(given[number])
-            if own.attributes:
-                symbol._own = number, frozenset(own.attributes)
-            if own.parameter:
-                symbol._is_param = True
-        elif type(leaf) is float:
-            label = f"argument{number}"
-            arguments[label] = number
-            symbol = recording.scalar(label, leaf)
-            if not scalars:
-                float(symbol)
-                symbol = leaf
-        else:
-            symbol = leaf
-        made.append(symbol)
-    return made, arguments
-
-
-def _fake(recording: Recording, leaf: torch.Tensor, type: TensorType) -> torch.Tensor:
-    """An argument without data, with torch's symbols for its named sizes."""
-    if not has_names(type.shape):
-        return to_fake(leaf)
-    return make_fake(recording.symbols.torch_shape(type.shape), leaf.dtype)
 
 
 def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]:
