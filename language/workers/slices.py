@@ -14,6 +14,7 @@ from monarch.language.recorder.recording import is_tracing
 from monarch.language.recorder.transfer import transfer
 from monarch.language.recorder.varying import from_varying, to_varying, varying_of
 from monarch.language.source import user_source
+from monarch.language.tensors.history import end_of, ended
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import put
 from monarch.language.tensors.tensor import DistributedTensor
@@ -85,7 +86,8 @@ def _moved(tensor: DistributedTensor, mesh: Mesh, layout: Layout | None) -> Dist
     apart = mesh._root is not tensor.mesh._root or set(mesh.ranks) & set(tensor.mesh.ranks)
     if is_tracing() or not apart:
         return transfer(tensor, mesh, layout)
-    if tensor.requires_grad and torch.is_grad_enabled():
+    end = end_of(tensor) if torch.is_grad_enabled() else None
+    if end is None and tensor.requires_grad and torch.is_grad_enabled():
         raise ProgramError(
             f"to_mesh() from {tensor.mesh!r} to {mesh!r}, between which no gradient goes, of a tensor that needs one",
             hint="pass x.detach(). Between parts of one mesh that share no workers gradients go: root.slice(stage=0).",
@@ -95,4 +97,8 @@ def _moved(tensor: DistributedTensor, mesh: Mesh, layout: Layout | None) -> Dist
     kept = tensor.tensor_type.layout if layout is None else layout
     fits = tuple(tuple(dim for dim in dims if sizes.get(dim) == known[dim]) for dims in kept.shards)
     wanted = TensorType(tensor.dtype, tuple(tensor.shape), replace(Layout.replicated(tensor.ndim), shards=fits))
-    return put(tensor.full_tensor(), mesh, wanted)
+    data = tensor.full_tensor()
+    if end is None:
+        return put(data, mesh, wanted)
+    made: DistributedTensor = ended((end, ()), put, data, mesh, wanted)  # a program's result is one there too
+    return made

@@ -146,3 +146,20 @@ def test_a_loop_that_passes_results_on_keeps_none_of_them(w: torch.Tensor, mesh:
         torch.autograd.grad(h.sum() + w.sum(), w)
     other = parameter(mesh)
     torch.autograd.grad(h.sum() + other.sum(), other)
+
+
+def test_a_result_is_one_on_another_mesh_too(w: torch.Tensor) -> None:
+    @monarch.program
+    def step() -> Any:
+        return w * 3
+
+    with Mesh(other=2) as other:
+        v = parameter(other)
+        moved: Any = step()
+        moved = moved.to_mesh(other)
+        torch.testing.assert_close(moved.full_tensor(), w.full_tensor() * 3)
+        with pytest.raises(ProgramError, match=ENDS):
+            (moved * v).sum().backward()
+        v.grad = None
+        (moved.detach() * v).sum().backward()
+        torch.testing.assert_close(v.grad.full_tensor(), w.full_tensor() * 3)
