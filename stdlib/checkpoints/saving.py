@@ -210,9 +210,9 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
         _under_way.pop(first, None)
 
 
-def _at_exit() -> None:
-    """Wait for what is being written, at the program's end, as long as bytes are written or steps before it end. Before
-    any handler of `atexit`: these may end the hosts that write."""
+def at_exit() -> None:
+    """Wait for what is being written, at the end of the program or of an actor's process, as long as bytes are written
+    or steps before it end. In the program before any handler of `atexit`: these may end the hosts that write."""
     for thread, saving, writings in list(_under_way.values()):
         seconds = settings.exit_timeout
         before, until = None, 0.0
@@ -232,7 +232,7 @@ def _at_exit() -> None:
 
 
 # Where Python itself waits for threads, at a program's end; a thread that it knew would be waited for without a bound.
-threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
+threading._register_atexit(at_exit)  # type: ignore[attr-defined]
 
 
 def _fail(saving: Saving, error: BaseException) -> None:

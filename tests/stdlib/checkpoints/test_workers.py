@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import monarch
+from monarch.actor import Actor, endpoint, this_host
 from monarch.distributed import Mesh
 from monarch.exceptions import CheckpointError, DeviceMeshError
 from monarch.runtime.controller.storing import Storing
@@ -189,6 +190,22 @@ def test_a_program_that_is_killed_while_it_saves_leaves_the_former_checkpoint(
     monarch.save({"x": torch.ones(8)}, tmp_path / "c").result()
     assert [each.name for each in tmp_path.iterdir()] == ["c"]
     assert torch.equal(monarch.load(tmp_path / "c", into=into)["x"], torch.ones(8))
+
+
+class Keeper(Actor):
+    @endpoint
+    def save(self, path: str) -> None:
+        self.mesh = Mesh(data=2)  # closed with the process
+        self.saving = monarch.save({"w": monarch.distribute(torch.ones(40_000_000), self.mesh)}, path)
+
+
+def test_a_save_of_an_actor_that_is_stopped_is_finished(tmp_path: Path) -> None:
+    procs = this_host().spawn_procs()
+    procs.spawn("keeper", Keeper).save.call_one(str(tmp_path / "saved")).get()
+    procs.stop().get()
+    kept = torch.zeros(40_000_000)
+    monarch.load(tmp_path / "saved", {"w": kept})
+    assert bool((kept == 1).all())
 
 
 def test_a_checkpoint_that_another_thread_saves_is_of_one_moment(tmp_path: Path) -> None:
