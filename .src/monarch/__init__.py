@@ -300,7 +300,6 @@ watch_with(_live)
 
 
 _ENDED = (
-    "monarch.stdlib.checkpoints.saving",
     "monarch.stdlib.logs",
     "monarch.stdlib.telemetry.session",
     "monarch.stdlib.live.page",

@@ -17,6 +17,21 @@ def end_with(at_exit: Callable[[], None]) -> None:
     _at_exit = at_exit
 
 
+_finished: list[Callable[[], None]] = []
+
+
+def finish_first(wait: Callable[[], None]) -> None:
+    """Register what waits for work of this process, in a process of actors before any handler of `atexit`: these may
+    end what does the work."""
+    _finished.append(wait)
+
+
+def finish() -> None:
+    """Wait for that work."""
+    for wait in _finished:
+        wait()
+
+
 def end() -> None:
     """The program, or a process of its, ends."""
     if _at_exit is not None:

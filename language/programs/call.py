@@ -239,6 +239,15 @@ def apart(call: ProgramCall, symbols: list[Any], as_made: list[dict[str, Any]], 
     return found
 
 
+def check_leaves(call: ProgramCall, error: RuntimeError) -> None:
+    """Raise ArgumentWritten where autograd has refused to write to a leaf in place, and it may be an argument that is
+    none: what stands for one with a history is a leaf."""
+    if "leaf Variable" in str(error) and not call.written and (found := histories(call.leaves)):
+        raise ArgumentWritten(
+            f"argument {found[0]} of the program is written in place", hint="pass x.detach().", source=user_source()
+        ) from error
+
+
 def histories(leaves: list[Any]) -> list[int]:
     """The distributed arguments, by number, that have a history, which ends at the program."""
     return [number for number, leaf in enumerate(leaves) if isinstance(leaf, DistributedTensor) and _history(leaf)]

@@ -253,6 +253,8 @@ class Tensor(Held):
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
         if key == "requires_grad":
+            if not value and not holder.is_leaf:
+                holder.detach_()  # it has been written in place
             holder.requires_grad_(value)
         elif key == "grad":
             holder.grad = value

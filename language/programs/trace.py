@@ -29,6 +29,7 @@ from monarch.language.programs.call import (
     ProgramCall,
     apart,
     check_histories,
+    check_leaves,
     differentiated,
     histories,
     requiring_gradients,
@@ -52,7 +53,7 @@ from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
-from monarch.language.tensors.history import Ending
+from monarch.language.tensors.history import Ending, end_in_place
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import default_dtype
 from monarch.language.tensors.tensor import Cell, DistributedTensor
@@ -335,8 +336,9 @@ def _trace(
             stack.enter_context(entered.watching())
             try:
                 returned = next(_alone(function, args, kwargs))
-            except RuntimeError:
+            except RuntimeError as error:
                 apart(call, inputs_, as_made, snapshot.held)  # as autograd's, which has not found the other one
+                check_leaves(call, error)
                 raise
             if current.refused is not None:
                 raise current.refused  # which the program has caught
@@ -368,6 +370,8 @@ def _trace(
         end = call.end.of(cells, [call.given[number] for number in through])
         effects = Effects(guards, recording, inputs_, call.given, passed, end)
         for held, now in own:
+            if isinstance(held, Tensor) and _has_got_a_history(held):
+                end_in_place(end, held.holder)
             effects.add(held, now)
         for at, held, now in among_arguments:
             effects.add(held, now, at)
@@ -501,6 +505,12 @@ def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
             if was is not value and isinstance(was, DistributedTensor) and isinstance(value, DistributedTensor):
                 found.add((id(held.holder), key))
     return found
+
+
+def _has_got_a_history(held: Tensor) -> bool:
+    """Whether it has been written in place, by what requires a gradient: it is what the program leaves in Python."""
+    tensor, before = held.holder, dict(zip(*held.before, strict=True))
+    return isinstance(tensor, DistributedTensor) and tensor.grad_fn is not None and not before["requires_grad"]
 
 
 def _check_regions(changes: list[tuple[Held, Contents]]) -> None:

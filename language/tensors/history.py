@@ -87,9 +87,19 @@ class _Ends(torch.autograd.Function):
         raise ctx.end.error()
 
 
+class _EndsInPlace(_Ends):
+    """That of a tensor which was there before, and has been written in place."""
+
+    @staticmethod
+    def forward(ctx: Any, end: End, tensor: torch.Tensor, *through: torch.Tensor) -> Any:  # type: ignore[override]
+        ctx.end = end
+        ctx.mark_dirty(tensor)
+        return tensor
+
+
 _apply: Callable[..., Any] = super(torch.autograd.Function, _Ends).apply
 """Without what `Function.apply` does for arguments that this one never has."""
-_NODE: Any = _Ends._backward_cls
+_NODES: Any = _Ends._backward_cls, _EndsInPlace._backward_cls
 
 
 def ended(end: Ending, make: Callable[..., Any], *args: Any) -> Any:
@@ -100,10 +110,18 @@ def ended(end: Ending, make: Callable[..., Any], *args: Any) -> Any:
         return _apply(end[0], make, args, _ANCHOR, *end[1])
 
 
+def end_in_place(end: Ending, tensor: torch.Tensor) -> None:
+    """Give a tensor such a history, in place of the one that it has."""
+    with torch.no_grad():
+        tensor.detach_()
+    with torch.enable_grad():
+        _EndsInPlace.apply(end[0], tensor, _ANCHOR, *end[1])
+
+
 def end_of(tensor: torch.Tensor) -> End | None:
     """Where the history of a tensor ends, if it is a program's result itself."""
     node: Any = tensor.grad_fn
-    return node.end if type(node) is _NODE else None
+    return node.end if type(node) in _NODES else None
 
 
 def _check_asked(outputs: Iterable[Any], asked: Iterable[Any]) -> None:
@@ -116,7 +134,7 @@ def _check_asked(outputs: Iterable[Any], asked: Iterable[Any]) -> None:
         node: Any = waiting.pop()
         if node is None:
             continue
-        if type(node) is _NODE and node.end.has_read(cells):
+        if type(node) in _NODES and node.end.has_read(cells):
             raise node.end.error()
         following = {each for each, _ in node.next_functions} - seen
         seen |= following

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from monarch.compiler.config import settings
 from monarch.compiler.errors import CheckpointError, MonarchError, ProgramError
+from monarch.compiler.execution.ending import finish_first
 from monarch.compiler.execution.executor import Writing
 from monarch.language.recorder.recording import current_program, turns
 from monarch.language.source import user_source
@@ -210,9 +211,9 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
         _under_way.pop(first, None)
 
 
-def at_exit() -> None:
+def _at_exit() -> None:
     """Wait for what is being written, at the end of the program or of an actor's process, as long as bytes are written
-    or steps before it end. In the program before any handler of `atexit`: these may end the hosts that write."""
+    or steps before it end. Before any handler of `atexit`: these may end the workers that write."""
     for thread, saving, writings in list(_under_way.values()):
         seconds = settings.exit_timeout
         before, until = None, 0.0
@@ -232,7 +233,8 @@ def at_exit() -> None:
 
 
 # Where Python itself waits for threads, at a program's end; a thread that it knew would be waited for without a bound.
-threading._register_atexit(at_exit)  # type: ignore[attr-defined]
+threading._register_atexit(_at_exit)  # type: ignore[attr-defined]
+finish_first(_at_exit)
 
 
 def _fail(saving: Saving, error: BaseException) -> None:

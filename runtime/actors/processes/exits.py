@@ -15,7 +15,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, NoReturn
 
-from monarch.compiler.execution.ending import end
+from monarch.compiler.execution.ending import end, finish
 
 _parents: object = None
 """The finalizers of the parent, which do nothing here."""
@@ -52,7 +52,9 @@ def forget_what_is_the_parents() -> None:
 
 
 def run_exit_handlers() -> None:
-    """Run what this process has registered, the last first. What one of them raises is printed, and the others run."""
+    """Run what this process has registered, the last first, when its saves have ended. What one of them raises is
+    printed, and the others run."""
+    finish()
     atexit._run_exitfuncs()
 
 

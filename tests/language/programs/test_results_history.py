@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import monarch
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.language import Mesh
 
 ENDS = "result of the program 'step' .* whose history ends with the call"
@@ -163,3 +163,39 @@ def test_a_result_is_one_on_another_mesh_too(w: torch.Tensor) -> None:
         v.grad = None
         (moved.detach() * v).sum().backward()
         torch.testing.assert_close(v.grad.full_tensor(), w.full_tensor() * 3)
+
+
+@pytest.mark.parametrize("calls", [1, 2, 5])
+@pytest.mark.parametrize("passed", [True, False])
+def test_what_a_program_writes_in_place_has_a_history_that_ends(
+    passed: bool, calls: int, mesh: Mesh, w: torch.Tensor
+) -> None:
+    cache: Any = monarch.distribute(torch.zeros(3), mesh)
+
+    @monarch.program(mesh=mesh)
+    def step(x: torch.Tensor, given: Any = None) -> Any:
+        (cache if given is None else given)[1] = (w * x).sum()
+        return cache * 2
+
+    for call in range(calls):
+        x = monarch.distribute(torch.full((4,), call + 1.0), mesh)
+        step(x, cache) if passed else step(x)
+        torch.testing.assert_close(cache.full_tensor()[1], (w.full_tensor() * (call + 1)).sum())
+        assert cache.requires_grad
+    with pytest.raises(MonarchError):
+        (cache.sum() + (w * w).sum()).backward()
+
+
+def test_what_a_program_wrote_in_place_before_it_raised_has_no_history(mesh: Mesh, w: torch.Tensor) -> None:
+    cache: Any = monarch.distribute(torch.zeros(3), mesh)
+
+    @monarch.program(mesh=mesh)
+    def step(x: torch.Tensor) -> None:
+        cache[1] = (w * x).sum()
+        raise ValueError
+
+    for _ in range(2):
+        with pytest.raises(ValueError):
+            step(torch.ones(4))
+        assert not cache.requires_grad and cache.is_leaf
+        assert torch.equal(cache.full_tensor(), torch.zeros(3))

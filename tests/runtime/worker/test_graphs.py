@@ -431,7 +431,7 @@ def trained(
     for at in range(7):
         x, labels = torch.randn(8, 8, generator=generator), torch.randint(4, (8,), generator=generator)
         loss, out = one(x, labels)
-        held += [loss, out, other(out)]
+        held += [loss, out, other(out.detach())]
         if at == 5:
             with torch.no_grad():
                 first[0].weight.mul_(0.5)
