@@ -96,6 +96,7 @@ class _Moved(torch.autograd.Function):
         return place(_fetched(tensor), mesh, type)
 
     @staticmethod
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         if current_program() is not None:
             raise ProgramError(

@@ -26,7 +26,7 @@ class _Constrain(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _record(gradient, ctx.layout), None
+        return _Constrain.apply(gradient, ctx.layout), None
 
 
 def _record(tensor: torch.Tensor, layout: Layout) -> torch.Tensor:

@@ -67,6 +67,9 @@ def dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _dispatch(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if torch.is_inference_mode_enabled() and facts_of(func).view and not args[0].is_inference():
+        with torch.inference_mode(False):  # a view of a tensor that is none of inference mode's is none, for PyTorch
+            return _dispatch(func, args, kwargs)
     if func is aten.detach.default or func is aten.alias.default:
         tensor = args[0]
         return DistributedTensor(tensor._ref.fake, tensor._ref)

@@ -66,7 +66,7 @@ class _Transfer(torch.autograd.Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
         assert isinstance(gradient, DistributedTensor)
         mesh, layout = ctx.back
-        return (gradient if gradient.mesh is mesh else _moved(gradient, mesh, layout)), None, None
+        return (gradient if gradient.mesh is mesh else _Transfer.apply(gradient, mesh, layout)), None, None
 
 
 def _moved(tensor: DistributedTensor, mesh: Mesh, layout: Layout | None) -> DistributedTensor:

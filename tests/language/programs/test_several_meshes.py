@@ -329,6 +329,36 @@ def test_outside_of_programs(parts: tuple[Mesh, Mesh]) -> None:
     assert x.to(torch.float64).dtype == torch.float64
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_gradient_of_a_gradient_goes_to_another_mesh_and_back(parts: tuple[Mesh, Mesh], inside: bool) -> None:
+    a, b = parts
+    values, weight = torch.randn(4, 3), torch.randn(3, 3)
+
+    def penalty(x: Any, w: Any, there: Callable[[Any], Any], back: Callable[[Any], Any]) -> Any:
+        y = torch.tanh(there(x) @ w).sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        loss = gradient.square().sum() + back(y)
+        loss.backward()
+        return loss, x.grad, w.grad
+
+    def found(x: Any, w: Any) -> Any:
+        return penalty(x, w, lambda value: value.to(b), lambda value: value.to(a))
+
+    x = monarch.distribute(values, a, "[@data, -]").requires_grad_()
+    w = monarch.distribute(weight, b, "[-, @data]").requires_grad_()
+    ours = monarch.program(found)(x, w) if inside else found(x, w)
+    wanted = penalty(values.requires_grad_(), weight.requires_grad_(), lambda value: value, lambda value: value)
+    for mine, theirs in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(mine.detach().full_tensor(), theirs.detach())
+
+
+def test_inference_mode_brings_a_tensor_to_another_mesh(parts: tuple[Mesh, Mesh]) -> None:
+    a, b = parts
+    x = monarch.distribute(torch.arange(4.0), a, "[@data]")
+    with torch.inference_mode():
+        assert x.to(b).full_tensor().tolist() == [0, 1, 2, 3]
+
+
 def test_an_op_on_two_meshes_says_how_to_move_one(parts: tuple[Mesh, Mesh]) -> None:
     a, b = parts
     x, y = monarch.distribute(torch.ones(4), a), monarch.distribute(torch.ones(4), b)

@@ -184,6 +184,42 @@ def test_redistribute_and_layout(mesh: Mesh) -> None:
     assert '"[@model]"' in graphs[0]
 
 
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_gradient_of_a_gradient_goes_through_layouts(mesh: Mesh, inside: bool) -> None:
+    values = torch.randn(8, 4)
+
+    def penalty(x: Any, laid_out: Callable[[Any], Any]) -> Any:
+        (gradient,) = torch.autograd.grad(laid_out(x).sin().sum(), x, create_graph=True)
+        gradient.square().sum().backward()
+        return x.grad
+
+    def found(x: Any) -> Any:
+        return penalty(x, lambda value: layout(value.redistribute("[@model, -]"), "[-, @data]"))
+
+    x = distribute(values, mesh, "[@data, -]").requires_grad_()
+    ours = program(found)(x) if inside else found(x)
+    torch.testing.assert_close(ours.full_tensor(), penalty(values.clone().requires_grad_(), lambda value: value))
+
+
+def test_a_gradient_of_a_gradient_does_not_leave_the_mesh(mesh: Mesh) -> None:
+    x = torch.randn(4, requires_grad=True)
+    (gradient,) = torch.autograd.grad(distribute(x * x, mesh).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="differentiate twice"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_inference_mode_reads_what_was_made_outside_of_it(mesh: Mesh, requires_grad: bool) -> None:
+    x = distribute(torch.arange(8.0), mesh, "[@data]").requires_grad_(requires_grad)
+    with torch.inference_mode():
+        assert x[3].item() == x.view(2, 4).detach()[0, 3].item() == x.data[3].item() == 3.0
+        assert not x.view(2, 4).is_inference() and (x * 2).is_inference()
+    if requires_grad:
+        x.detach().mul_(2)
+        (x * x).sum().backward()
+        assert x.grad is not None and torch.equal(x.grad.full_tensor(), torch.arange(8.0) * 4)  # type: ignore[attr-defined]
+
+
 def test_copies(mesh: Mesh) -> None:
     model = module_to_mesh(nn.Linear(4, 4), mesh)
     twin = copy.deepcopy(model)
