@@ -25,7 +25,7 @@ PAGE := compiler/inspect/page/page.html
 .PHONY: help setup docs demo demo-hosts demo-ray test test-full test-ops chaos simulate check lint format format-check types imports bench bench-gpu bench-peers proto clean demo-rdma test-rdma try
 
 help:
-	@echo "make setup    a virtual environment in $(VENV), with torch, this package, editable, what tests need, and the page"
+	@echo "make setup    a virtual environment in $(VENV), with torch, this package, editable, what tests and docs need, and the page"
 	@echo "make demo     train a small GPT over four local workers, and compare it with plain PyTorch"
 	@echo "make demo-hosts  the same on two hosts, network namespaces with TLS between them; needs root"
 	@echo "make demo-ray    the same on a Ray cluster of two nodes"
@@ -52,7 +52,7 @@ $(BASE): pyproject.toml .ci/setup .ci/venv
 	@touch $@
 
 $(READY): pyproject.toml .ci/setup .ci/venv
-	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" dev
+	@bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" dev,docs
 	@touch $(BASE) $@
 
 $(MODULES): $(WEB)/package.json $(WEB)/package-lock.json
@@ -121,7 +121,6 @@ imports: setup
 
 # The site of docs/ (mkdocs.yml): --strict refuses a page that is not listed, and a link that leads nowhere.
 docs: $(READY)
-	@$(BIN)/python -c 'import mkdocs, mkdocstrings' 2>/dev/null || bash .ci/setup "$(PYTHON)" "$(VENV)" "$(TORCH)" docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	@echo "out/site/index.html; its search needs a server: python3 -m http.server -d out/site"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-COMMANDS = ["setup -j2", "check -j2 -Otarget", "docs", "test ARGS=--retry"]
+COMMANDS = ["setup -j2", "check docs -j2 -Otarget", "test ARGS=--retry"]
 
 
 def run(folder: Path, **programs: str) -> tuple[int, str, list[str]]:
@@ -47,4 +47,4 @@ def test_the_demo_sets_up_no_more_than_it_needs(tmp_path: Path, target: str, ext
     command = ["make", "--dry-run", "--no-print-directory", target, *missing]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert ".ci/setup" in result.stdout and "pip" not in result.stdout
-    assert ("npm ci" in result.stdout, "npm run" in result.stdout, '" dev\n' in result.stdout) == (extras,) * 3
+    assert ("npm ci" in result.stdout, "npm run" in result.stdout, '" dev,docs\n' in result.stdout) == (extras,) * 3
