@@ -158,19 +158,23 @@ class RemoteConnection(Connection):
     def _told_by_all(self, kind: str, deadline: float) -> dict[int, Any]:
         """What all hosts say of their workers, by rank."""
         told: dict[int, Any] = {}
+        refused, explained = None, deadline
         while True:
             for message in self._inbox.take():
                 if message.kind == kind:
                     told |= {int(rank): what for rank, what in json.loads(bytes(message.data)).items()}
-                elif message.kind == "refused":
-                    where = self._address(message.host) if message.host >= 0 else ""
-                    error = DeviceMeshError if self._refuse(message) else MonarchError
-                    raise error(
-                        f"cannot start {self.mesh} on host {where}: {message.head['message']}",
-                        hint=message.head["hint"],
-                    )
+                elif message.kind == "refused" and refused is None:
+                    refused = message
+                    if "peer" in message.head:  # it may have died, of which its host tells
+                        explained = min(deadline, time.monotonic() + _EXPLAIN_SECONDS)
                 else:
                     self._handle(message)
+            if refused is not None and ("peer" not in refused.head or time.monotonic() > explained):
+                where = self._address(refused.host) if refused.host >= 0 else ""
+                error = DeviceMeshError if self._refuse(refused) else MonarchError
+                raise error(
+                    f"cannot start {self.mesh} on host {where}: {refused.head['message']}", hint=refused.head["hint"]
+                )
             self.ready()
             if len(told) == self.mesh.workers:
                 return told

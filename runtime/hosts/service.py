@@ -29,7 +29,8 @@ far they are.
            exited    rank, how; status and log (its last lines), where they are known; data: the small results that it
                      has copied (see `shared.results`)
            lost      rank, peer, why: the link between the two has broken
-           refused   message, hint, and of a start its place: that, or what came before `links`, has failed
+           refused   message, hint, and of a start its place, of a worker the peer that it does not reach: that, or what
+                     came before `links`, has failed
            progress  (commands finished by all, commands finished or given up by all)
            behind    command: a worker here waits until all workers of all hosts have finished so many
            clock     sent, here
@@ -442,7 +443,7 @@ class _Part:
             if len(self._links) == self._each:
                 self._say("links", json.dumps(self._links).encode())
         elif "failed" in what:
-            self._say("refused", message=f"worker {rank}: {what['failed']}", hint=what["hint"])
+            self._say("refused", message=f"worker {rank}: {what['failed']}", hint=what["hint"], peer=what["peer"])
         else:
             self._say("lost", rank=rank, peer=what["lost"], why=what["why"])
 

@@ -116,8 +116,8 @@ def connect_peers(
         try:
             link = endpoint.connect(address, timeout=across["timeout"])
         except MonarchError as error:
-            why = {"failed": f"no connection to worker {peer['rank']}: {error.message}", "hint": error.hint}
-            up.send(pack(why))
+            failed = f"no connection to worker {peer['rank']}: {error.message}"
+            up.send(pack({"failed": failed, "hint": error.hint, "peer": peer["rank"]}))
             raise NotConnected from error
         peers[int(host)] = Peer(peer["rank"], link, Region.from_json(peer["region"]))
     links = {

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
+import select
 import signal
 import threading
 from collections import Counter
@@ -140,6 +142,55 @@ def test_hosts_that_run_monarch_host_join(tmp_path: Path) -> None:
             assert (x * 2).full_tensor().tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
     with pytest.raises(MonarchError, match="takes no hosts"):
         monarch.this_host().join("127.0.0.1:1")
+
+
+def test_a_worker_that_is_healed_dies_while_another_reaches_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which says so before the host does that it has died on."""
+    pids: list[int] = []
+    said: list[str] = []
+    healing, told_of = threading.Event(), threading.Event()
+    subscribe = LoopbackTree.subscribe
+
+    def subscribed(tree: LoopbackTree, mesh: int, receive: Any, lost: Any) -> None:
+        held: list[Any] = []
+
+        def received(message: Any) -> None:
+            if message.kind == "workers" and "1" in (told := json.loads(bytes(message.data))):
+                pids.append(told["1"]["pid"])
+                if healing.is_set():
+                    healing.clear()
+                    _kill_and_wait(pids[-1])
+            if message.kind == "exited" and len(pids) == 2 and not said:
+                held.append(message)
+                return
+            receive(message)
+            if message.kind == "exited":
+                told_of.set()
+            if message.kind == "refused":
+                said.append(message.head["message"])
+                for each in held:
+                    receive(each)
+
+        subscribe(tree, mesh, received, lost)
+
+    monkeypatch.setattr(LoopbackTree, "subscribe", subscribed)
+    with mesh_on(2, 0, data=2) as (mesh, _):
+        x = monarch.distribute(torch.arange(3.0), mesh)
+        _kill_and_wait(pids[0])
+        assert told_of.wait(60)
+        healing.set()
+        monarch.heal_mesh(mesh)
+        assert len(said) == 1 and "worker 0: no connection to worker 1" in said[0]
+        assert len(pids) == 3 and x.full_tensor().tolist() == [0.0, 1.0, 2.0]
+
+
+def _kill_and_wait(pid: int) -> None:
+    ended = os.pidfd_open(pid)
+    try:
+        os.kill(pid, signal.SIGKILL)
+        select.select([ended], [], [])
+    finally:
+        os.close(ended)
 
 
 class Fates:
