@@ -121,6 +121,8 @@ class Symbols:
                 for condition in self._conditions(guard.expr, True):
                     self.scope.note(condition, where)
             except Unknown:
+                if guard.expr.has(_functions.RoundToInt):
+                    where = f"{where.partition(': ')[0]}: round"
                 symbols = guard.expr.free_symbols
                 known = symbols <= self._names.keys()
                 for name in [self._names[each] for each in symbols] if known else self.scope.examples:

@@ -206,9 +206,13 @@ _SHAPES = 64
 _LOOP = "monarch.scan along the dim goes round as often as it is long, compiled once"
 _MASK = "A mask is compiled once: torch.ones(n, n, dtype=torch.bool).tril()"
 _WHOLE = "Whole numbers stay sizes: n * 3 // 10"
+_SHAPE = "x.shape[0] stays a size"
+_COUNT = "x.numel() stays a size"
 _WAY = "Pad the dim to a few sizes, which are compiled once each"
 _WAYS = {
     "(range|unbind|__iter__|gru|lstm|rnn_tanh|rnn_relu)": _LOOP,
+    "len": _SHAPE,
+    "shape.numel": _COUNT,
     "float": "n * 1.0 is a float that follows from the size",
     "sqrt": "n ** 0.5 is a float that follows from the size",
     "(int|round|trunc|floor|ceil)": _WHOLE,

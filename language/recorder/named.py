@@ -15,6 +15,7 @@ from torch.fx.experimental.sym_node import SymNode
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from monarch.language.recorder.composites import one_hot
+from monarch.language.recorder.selecting import put, selected
 from monarch.language.source import user_source
 
 _BACKWARD = re.compile(r"Backward\d*$")
@@ -32,7 +33,7 @@ class NamedSizes(TorchFunctionMode):
         outer, self._running = self._running, self._running or func
         try:
             form = _FORMS.get(func)
-            if form is not None and (form is _take_along_dim or _has_symbols((*args, *(kwargs or {}).values()))):
+            if form is not None and (form in _OF_SHAPES or _has_symbols((*args, *(kwargs or {}).values()))):
                 made = form(*args, **(kwargs or {}))
                 if made is not NotImplemented:
                     return made
@@ -125,11 +126,27 @@ def _take_along_dim(x: Any, indices: Any, dim: Any = None, **options: Any) -> An
     return x.expand(full[0]).gather(dim, indices.expand(full[1]))
 
 
+def _unflatten(x: Any, dim: Any, *sizes: Any) -> Any:
+    """With the size that -1 stands for: PyTorch takes the sizes that it follows from as numbers."""
+    sizes = tuple(sizes[0]) if len(sizes) == 1 and isinstance(sizes[0], (list, tuple)) else sizes
+    if not isinstance(dim, int) or not -x.ndim <= dim < x.ndim or sizes.count(-1) != 1 or not _is_symbol(x.shape[dim]):
+        return NotImplemented
+    others = -math.prod(sizes)
+    if isinstance(others, int) and others < 1:
+        return NotImplemented
+    return x.unflatten(dim, [x.shape[dim] // others if size == -1 else size for size in sizes])
+
+
+_OF_SHAPES = (_take_along_dim, _unflatten)
+"""Those that are for sizes of a tensor, whatever the other arguments are."""
 _FORMS: dict[Any, Any] = {
     torch.linspace: _linspace,
     torch.logspace: _logspace,
     torch.arange: _arange,
     torch.tensor: _tensor,
     torch._C._nn.one_hot: one_hot,
+    torch.Tensor.__getitem__: selected,
+    torch.Tensor.__setitem__: put,
+    **dict.fromkeys((torch.unflatten, torch.Tensor.unflatten), _unflatten),
     **dict.fromkeys((torch.take_along_dim, torch.Tensor.take_along_dim), _take_along_dim),
 }

@@ -3,6 +3,8 @@
 
 Outside of programs the number is asked for, as PyTorch does. In per-worker code each worker takes what its own number
 says: that is no view, for `x` is the same on all workers.
+
+Named sizes among an index's entries (`x[:, n // 2]`) are selected by as well: PyTorch takes their numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def put(x: torch.Tensor, index: Any, value: Any) -> None:
     """`x[index] = value`."""
     places, rest = _split(x, index)
     for dim, place in places:
-        if _is_own(x, place):
+        if _is_place(place) and _is_own(x, place):
             raise ProgramError(
                 "each worker would write to a place of its own of a tensor that is the same on all workers",
                 hint=f"x = monarch.vary(x, {varying_of(place)[0]!r})   # right: x is each worker's own\nx[i] = v",
@@ -94,21 +96,25 @@ def narrow(x: torch.Tensor, dim: int, start: torch.Tensor, length: int) -> torch
     return made
 
 
-def _split(x: torch.Tensor, index: Any) -> tuple[list[tuple[int, DistributedTensor]], tuple[Any, ...]]:
-    """The places among the entries of an index, the last one first, each with the dim of `x` at which it stands, and
-    the index without them."""
+def _split(x: torch.Tensor, index: Any) -> tuple[list[tuple[int, Any]], tuple[Any, ...]]:
+    """The places and named sizes among the entries of an index, the last one first, each with the dim of `x` at which
+    it stands, and the index without them."""
     entries = list(index) if type(index) is tuple else [index]
     taken = [_taken(entry) for entry in entries]
     ellipsis = next((at for at, entry in enumerate(entries) if entry is Ellipsis), len(entries))
     places, rest = [], []
     for at, entry in enumerate(entries):
-        if isinstance(entry, DistributedTensor) and not entry.ndim and entry.dtype in _NUMBERS:
+        if isinstance(entry, torch.SymInt) or _is_place(entry):
             places.append((sum(taken[:at]) if at < ellipsis else x.ndim - sum(taken[at:]), entry))
         else:
             rest.append(entry)
     if any(not 0 <= dim < x.ndim for dim, _ in places):
         raise IndexError(f"too many indices for tensor of dimension {x.ndim}")
     return places[::-1], tuple(rest)
+
+
+def _is_place(entry: Any) -> bool:
+    return isinstance(entry, DistributedTensor) and not entry.ndim and entry.dtype in _NUMBERS
 
 
 def _taken(entry: Any) -> int:
@@ -120,8 +126,10 @@ def _taken(entry: Any) -> int:
     return 1
 
 
-def _select(x: torch.Tensor, dim: int, place: DistributedTensor) -> torch.Tensor:
+def _select(x: torch.Tensor, dim: int, place: Any) -> torch.Tensor:
     """`x.select(dim, place)`, a view of a distributed tensor."""
+    if isinstance(place, torch.SymInt):
+        return torch.Tensor.select(x, dim, place)
     recording = current_program()
     if recording is None and not varying_of(place):
         return torch.Tensor.select(x, dim, int(place))
