@@ -244,7 +244,11 @@ class OptimizerWatch:
         if not reached:
             label, count = type(optimizer).__name__.lower(), len(self._snapshots)
             self.labels[id(optimizer)] = f"{label}{count}" if label in self.labels.values() else label
-        self._snapshots[id(optimizer)] = OptimizerSnapshot(optimizer)
+        self._snapshots[id(optimizer)] = snapshot = OptimizerSnapshot(optimizer)
+        for group, key, value, stand_in in self._standing:  # of groups that it shares, as an optimizer around another
+            for now, before in zip(optimizer.param_groups, snapshot.groups, strict=True):
+                if now is group and before.get(key) is stand_in:
+                    before[key] = value
         for number, group in enumerate(optimizer.param_groups):
             for key, name in self._changing(optimizer, number):
                 value, made = group[key], None
