@@ -23,7 +23,7 @@ from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.runtime.controller.executor import MeshExecutor
-from monarch.runtime.controller.state import RemoteTensor
+from monarch.runtime.controller.steps import RemoteTensor
 
 logger = logging.getLogger("monarch")
 

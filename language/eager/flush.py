@@ -32,9 +32,9 @@ from monarch.language.eager.failures import drop_gradients, first_failed, withou
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.recording import Recording, turns
 from monarch.language.recorder.varying import plainly
+from monarch.language.tensors.cell import Cell, Failure
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import default_dtype
-from monarch.language.tensors.tensor import Cell, Failure
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,10 @@ from monarch.language.placing.distribute import distribute
 from monarch.language.recorder.checkpoints import checkpoint_part
 from monarch.language.recorder.recording import Recording, current, outside_programs, turns
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 Ask = Callable[[Mesh, tuple[Any, ...], dict[str, Any]], Any]
 """Calls the actors and waits: gives what they returned as tensors of the mesh, nested as they return it."""

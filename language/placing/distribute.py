@@ -24,10 +24,11 @@ from monarch.language.recorder.constrain import constrain
 from monarch.language.recorder.dispatch import zeros
 from monarch.language.recorder.recording import current_program, outside_programs
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import put
 from monarch.language.tensors.shapes import to_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 M = TypeVar("M", bound=nn.Module)
 

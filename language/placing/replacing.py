@@ -10,9 +10,10 @@ from monarch.compiler.execution.executor import Handle, Resizable
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.recorder.constrain import constrain
 from monarch.language.recorder.recording import outside_programs
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 
 def from_handle(mesh: Mesh, type: TensorType, handle: Handle) -> DistributedTensor:

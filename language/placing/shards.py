@@ -13,9 +13,10 @@ from monarch.compiler.types import MeshSpec, TensorType
 from monarch.language.layouts import LayoutLike, type_of_shards
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 
 def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:

@@ -25,9 +25,10 @@ from monarch.language.programs.nodes import Live, Spot
 from monarch.language.programs.passed import Passed, containers_in
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 _ENTRIES = (containers.Mapping, containers.Sequence, containers.Members, containers.Own)
 

@@ -17,8 +17,9 @@ from torch import nn
 from monarch.compiler.states import StateKey
 from monarch.language.recorder.optimizer_state import parameters
 from monarch.language.source import belongs_to_user
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.tensor import Cell, DistributedTensor
+from monarch.language.tensors.tensor import DistributedTensor
 
 _DEPTH = 6
 _VALUES = 20_000

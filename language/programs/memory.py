@@ -10,8 +10,8 @@ from monarch.language.programs.named import Specialised
 from monarch.language.programs.nodes import Live, Path
 from monarch.language.programs.trace import Trace
 from monarch.language.programs.variant import Compiled, Variant
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.tensor import Cell
 
 SIGNATURES, PLANS, VARIANTS = 256, 64, 8
 """How many signatures a program remembers, and of each how many plans and traces: those that were used last."""

@@ -24,10 +24,11 @@ from monarch.language.programs.held import PLAIN
 from monarch.language.programs.own import Belongings
 from monarch.language.programs.passed import repeated
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import end_of
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_dense
-from monarch.language.tensors.tensor import Cell, DistributedTensor
+from monarch.language.tensors.tensor import DistributedTensor
 
 _HISTORY = "with a history"
 _ENDED = "a program's result"

@@ -53,10 +53,11 @@ from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, end_in_place
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import default_dtype
-from monarch.language.tensors.tensor import Cell, DistributedTensor
+from monarch.language.tensors.tensor import DistributedTensor
 
 
 class Attempt:

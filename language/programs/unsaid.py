@@ -8,7 +8,8 @@ from typing import Any
 from monarch.compiler.states import StateKey
 from monarch.compiler.types import TensorType
 from monarch.language.placing.asked import Question
-from monarch.language.tensors.tensor import Cell, DistributedTensor
+from monarch.language.tensors.cell import Cell
+from monarch.language.tensors.tensor import DistributedTensor
 
 
 def unsaid(

@@ -34,11 +34,12 @@ from monarch.language.programs.passed import also_read, containers_in
 from monarch.language.programs.signature import source_of
 from monarch.language.programs.trace import Attempt, Trace
 from monarch.language.recorder.random import next_seed
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_data, same_content
 from monarch.language.tensors.shapes import default_dtype, make_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 if TYPE_CHECKING:
     from monarch.compiler.schedule.template import Template

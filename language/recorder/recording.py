@@ -21,11 +21,12 @@ from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.places import view_on
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.plain import LARGE, put_plain, same_content
 from monarch.language.tensors.shapes import make_fake, to_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 
 @dataclass(slots=True)

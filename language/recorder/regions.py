@@ -27,9 +27,10 @@ from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.places import view_on
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 aten = torch.ops.aten
 

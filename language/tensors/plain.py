@@ -13,10 +13,11 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.execution.factories import abstract_can_run
 from monarch.compiler.types import TensorType
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.shapes import to_fake
-from monarch.language.tensors.tensor import Cell, DistributedTensor, Ref
+from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 
 def check_dense(tensor: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
-from monarch.runtime.controller.state import RemoteTensor
+from monarch.runtime.controller.steps import RemoteTensor
 from monarch.runtime.worker.faults import Kind
 
 Resource = Literal["memory", "files", "file size"]

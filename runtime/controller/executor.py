@@ -34,16 +34,17 @@ from monarch.compiler.plan import (
     Trace,
     check_backend,
 )
-from monarch.runtime.controller.connection import Connection, LocalConnection
+from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.fetching import ASK_ABOVE, Fetching
 from monarch.runtime.controller.lending import Lending
 from monarch.runtime.controller.liveness import watch
+from monarch.runtime.controller.local import LocalConnection
 from monarch.runtime.controller.moving import Moving
 from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.placing import Blocks, pieces
 from monarch.runtime.controller.recorder import Recorder
 from monarch.runtime.controller.restoring import Restoring
-from monarch.runtime.controller.state import PlanRecord, RemoteTensor, Replay, Step
+from monarch.runtime.controller.steps import PlanRecord, RemoteTensor, Replay, Step
 from monarch.runtime.controller.storing import Storing
 from monarch.runtime.processes.looking import WorkerProgress
 from monarch.runtime.shared import memory, wire

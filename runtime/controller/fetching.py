@@ -16,7 +16,8 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.parts import PartExecutor
 from monarch.runtime.controller.replies import Replies
-from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import RemoteTensor, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.measured import clock
 from monarch.runtime.shared.place import Place

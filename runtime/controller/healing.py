@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.runtime.controller.placing import places_of
-from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 

@@ -12,7 +12,8 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import TensorType
 from monarch.runtime.controller.connection import ActorProcesses, Connection
 from monarch.runtime.controller.healing import Handles
-from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 

@@ -20,7 +20,8 @@ from typing import Protocol
 
 from monarch.compiler.config import settings
 from monarch.compiler.plan import MonarchError
-from monarch.runtime.controller.state import ControllerState, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import Step
 from monarch.runtime.processes.looking import WorkerProgress
 
 TICK_SECONDS = 0.5

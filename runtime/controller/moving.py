@@ -15,7 +15,8 @@ from monarch.compiler.plan import MeshSpec, MonarchError, TensorType
 from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Handles, Pairs, Placed, copies, find_sources
 from monarch.runtime.controller.snapshots import Snapshots
-from monarch.runtime.controller.state import ControllerState, Owner, RemoteTensor, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import Owner, RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 

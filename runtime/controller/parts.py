@@ -15,7 +15,7 @@ from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import MeshSpec, Plan, TensorType, Trace
 from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.replicas import Names
-from monarch.runtime.controller.state import PlanRecord, RemoteTensor, Step
+from monarch.runtime.controller.steps import PlanRecord, RemoteTensor, Step
 from monarch.runtime.controller.storing import WorkersWriting
 from monarch.runtime.shared.place import Place
 

@@ -14,7 +14,7 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import MeshSpec, ReplicaError
 from monarch.compiler.survival import value_line
 from monarch.runtime.controller.healing import Located, blocks_by_rank, located
-from monarch.runtime.controller.state import RemoteTensor, Step
+from monarch.runtime.controller.steps import RemoteTensor, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 

@@ -35,7 +35,8 @@ from monarch.runtime.controller.placing import Blocks
 from monarch.runtime.controller.replicas import Names, Replicas, error_of
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.snapshots import Snapshots, snapshot_bytes
-from monarch.runtime.controller.state import ControllerState, PlanRecord, RemoteTensor, Replay, Step, fresh
+from monarch.runtime.controller.state import ControllerState, fresh
+from monarch.runtime.controller.steps import PlanRecord, RemoteTensor, Replay, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.place import Place
 

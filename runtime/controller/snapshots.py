@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from monarch.compiler.plan import MeshSpec, TensorType
 from monarch.compiler.survival import worker_bytes
 from monarch.runtime.controller.healing import Located, Pairs, blocks_by_rank, copies, find_sources, located
-from monarch.runtime.controller.state import ControllerState, RemoteTensor, Replay, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import RemoteTensor, Replay, Step
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 

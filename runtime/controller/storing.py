@@ -21,7 +21,8 @@ from monarch.runtime.controller.connection import Connection
 from monarch.runtime.controller.healing import Handles
 from monarch.runtime.controller.replies import Replies
 from monarch.runtime.controller.snapshots import Snapshots
-from monarch.runtime.controller.state import ControllerState, RemoteTensor, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import RemoteTensor, Step
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.place import Place
 

@@ -27,7 +27,8 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, MonarchError, Plan
 from monarch.compiler.plan.file import plan_bytes
 from monarch.runtime.control.message import Message
 from monarch.runtime.controller.connection import SLEEP_MILLISECONDS, ActorProcesses, Connection
-from monarch.runtime.controller.state import Step, fresh
+from monarch.runtime.controller.state import fresh
+from monarch.runtime.controller.steps import Step
 from monarch.runtime.hosts.inbox import Inbox, Tree
 from monarch.runtime.processes.looking import Exit, WorkerProgress
 from monarch.runtime.shared import wire

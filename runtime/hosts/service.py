@@ -62,7 +62,7 @@ from typing import Any, Protocol
 from monarch.compiler.plan import MeshSpec, MonarchError, PlanError
 from monarch.compiler.plan.file import plan_from_bytes
 from monarch.runtime.control.message import Message, Reply
-from monarch.runtime.controller.connection import pack_plan
+from monarch.runtime.controller.local import pack_plan
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.processes.workers import Processes, Workers
 from monarch.runtime.shared import signals, wire

@@ -25,7 +25,7 @@ from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import of_handle, put
-from monarch.runtime.controller.state import RemoteTensor
+from monarch.runtime.controller.steps import RemoteTensor
 from monarch.stdlib.data.arrow import from_array
 from monarch.stdlib.data.columns import (
     Column,

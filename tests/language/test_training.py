@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from monarch.language import DistributedTensor, Mesh, manual_seed, module_to_mesh, program
 from monarch.language.eager.flush import cached_plans
-from monarch.language.tensors.tensor import Cell
+from monarch.language.tensors.cell import Cell
 from tests.language.models import (
     CNN,
     TinyGPT,

@@ -18,7 +18,7 @@ from monarch.compiler.plan import DeviceMeshError, Layout, LostError, MeshSpec, 
 from monarch.runtime.controller import connection, executor, restoring
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.healing import find_sources
-from monarch.runtime.controller.state import RemoteTensor
+from monarch.runtime.controller.steps import RemoteTensor
 from monarch.runtime.hosts import remote
 from monarch.runtime.hosts.inbox import Inbox
 from monarch.runtime.hosts.remote import RemoteConnection

@@ -14,7 +14,7 @@ from monarch.compiler.plan import MonarchError
 from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.parts import PartExecutor
-from monarch.runtime.controller.state import RemoteTensor
+from monarch.runtime.controller.steps import RemoteTensor
 from monarch.runtime.worker.exchange import Reference, take
 
 

@@ -32,8 +32,9 @@ from monarch.runtime.actors.messages.message import EMPTY, Files, Payload
 from monarch.runtime.actors.messages.protocol import DROP, WORK, WORKED, Head
 from monarch.runtime.actors.processes.group import Death, ProcMeshSpec
 from monarch.runtime.actors.processes.ports import All, failing
-from monarch.runtime.controller.connection import ActorProcesses, LocalConnection
+from monarch.runtime.controller.connection import ActorProcesses
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.local import LocalConnection
 from monarch.runtime.processes.roles import WORKER_BESIDE_ACTORS, WORKER_BESIDE_ACTORS_ACROSS_HOSTS, role
 from monarch.runtime.shared.window import Geometry, Window
 from monarch.runtime.worker.exchange import Gifts, Loan, Loans

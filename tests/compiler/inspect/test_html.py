@@ -24,7 +24,7 @@ from monarch.compiler.inspect.inspection import Inspection
 from monarch.compiler.text import parse_layout, parse_type
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import DistributedTensor, Mesh, distribute, module_to_mesh, program
-from monarch.language.tensors.tensor import Failure
+from monarch.language.tensors.cell import Failure
 from tests.compiler.strategies import meshes, types
 from tests.language.conftest import mesh
 

@@ -13,8 +13,8 @@ from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.ir import Kernel, Position
 from monarch.compiler.loops.nests import joined, live, operands, over, renumbered
 from monarch.compiler.loops.text import parse_kernel, print_kernel
-from tests.compiler.kernels.cases import check_results
-from tests.compiler.kernels.cases import operands as tensors_of
+from tests.compiler.kernels.checking import check_results
+from tests.compiler.kernels.checking import operands as tensors_of
 from tests.compiler.kernels.strategies import kernels
 
 SHAPES = {

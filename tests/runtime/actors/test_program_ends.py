@@ -27,7 +27,7 @@ from monarch.actor import (
 )
 from monarch.distributed import Mesh
 from monarch.runtime.actors.processes import current
-from monarch.runtime.controller.state import Step
+from monarch.runtime.controller.steps import Step
 from monarch.runtime.shared import wire
 from tests import python
 from tests.runtime.actors.conftest import WAIT

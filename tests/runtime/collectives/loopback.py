@@ -14,8 +14,8 @@ from monarch.compiler.execution.executor import Handle
 from monarch.compiler.plan import MeshSpec, Plan
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.control.message import Message
-from monarch.runtime.controller.connection import LocalConnection
 from monarch.runtime.controller.executor import Argument, Connect, MeshExecutor
+from monarch.runtime.controller.local import LocalConnection
 from monarch.runtime.hosts.remote import RemoteConnection
 from monarch.runtime.hosts.service import HostService
 from tests.runtime.collectives.nccl import over_nccl, standing_in

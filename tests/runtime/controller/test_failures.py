@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from monarch.compiler.plan import DeviceMeshError, MeshSpec, Plan, Slot, Source, TensorType
-from monarch.runtime.controller.connection import LocalConnection
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.local import LocalConnection
 from tests.runtime.building import Building, each, whole
 from tests.runtime.collectives.loopback import WAYS, executor_on
 

@@ -17,7 +17,8 @@ import torch
 from monarch.compiler.plan import DeviceMeshError, LostError, MeshSpec, MonarchError, Plan, Source, TensorType
 from monarch.runtime.controller.executor import MeshExecutor
 from monarch.runtime.controller.healing import KEPT_BYTES, copies, find_sources
-from monarch.runtime.controller.state import ControllerState, Replay, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import Replay, Step
 from monarch.runtime.processes.looking import Exit
 from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
@@ -281,7 +282,7 @@ def test_a_death_of_which_an_interrupted_call_took_the_word_is_told(
     where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C between the word of a worker's end and what follows from it: the mesh was waited for without an end."""
-    monkeypatch.setattr("monarch.runtime.controller.connection.EXIT_SECONDS", 0.05)
+    monkeypatch.setattr("monarch.runtime.controller.local.EXIT_SECONDS", 0.05)
     monkeypatch.setattr("monarch.runtime.processes.workers._MISSED_SECONDS", 0.05)
     with MeshExecutor(MESH) as executor:
         connection: Any = executor.connection

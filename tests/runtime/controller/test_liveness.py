@@ -17,7 +17,8 @@ from monarch.compiler.plan import DeviceMeshError, MeshSpec, TensorType
 from monarch.runtime.controller import liveness
 from monarch.runtime.controller.executor import MeshExecutor, start_local
 from monarch.runtime.controller.liveness import TICK_SECONDS, Stall, behind, report
-from monarch.runtime.controller.state import ControllerState, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import Step
 from monarch.runtime.processes.looking import WorkerProgress
 from tests.runtime.actors.agents import TOKEN, hosts_here
 from tests.runtime.building import Building, each

@@ -14,8 +14,8 @@ import torch
 
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import DeviceMeshError, Layout, MeshSpec, Plan, TensorType
-from monarch.runtime.controller.connection import LocalConnection
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.local import LocalConnection
 from monarch.runtime.processes.workers import Workers
 from monarch.runtime.shared import signals
 from monarch.runtime.worker.freed import FREED_BYTES, Freed

@@ -17,8 +17,8 @@ from monarch.compiler.blocks import whole_of
 from monarch.compiler.mesh import NDSlice, Shape
 from monarch.compiler.plan import DeviceMeshError, Layout, MeshSpec, Part, Plan, TensorType, Transfer
 from monarch.compiler.plan.check_parts import wrong_parts
-from monarch.runtime.controller.connection import LocalConnection
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.local import LocalConnection
 from monarch.runtime.worker.faults import Kind
 from tests.runtime.building import Building
 from tests.runtime.collectives.loopback import executor_on

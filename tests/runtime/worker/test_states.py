@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from monarch.compiler.plan import ArenaRange, DeviceMeshError, MeshSpec, MonarchError, Plan, PlanError, Slot, Source
 from monarch.compiler.plan.options import CompileOptions
 from monarch.runtime.collectives.sending import Sending
-from monarch.runtime.controller.state import ControllerState, PlanRecord, RemoteTensor, Step
+from monarch.runtime.controller.state import ControllerState
+from monarch.runtime.controller.steps import PlanRecord, RemoteTensor, Step
 from monarch.runtime.processes.looking import Exit, stopping
 from monarch.runtime.shared import memory, wire
 from monarch.runtime.shared.blocks import Flat, cut, rounds

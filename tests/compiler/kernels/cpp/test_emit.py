@@ -16,7 +16,8 @@ from monarch.compiler.kernels.cpp.emit import emit, origin, sized, symbol
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.ir import Kernel, may_overwrite
 from monarch.compiler.loops.text import parse_kernel, print_kernel
-from tests.compiler.kernels.cases import Case, cases, check_results, operands, sums
+from tests.compiler.kernels.cases import cases, sums
+from tests.compiler.kernels.checking import Case, check_results, operands
 from tests.compiler.kernels.cpp.built import bound, build_all, run
 from tests.compiler.kernels.strategies import kernels
 from tests.sample import examples

@@ -16,7 +16,8 @@ from monarch.compiler.kernels.cpp.split import split
 from monarch.compiler.loops import nests
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.loops.text import parse_kernel, print_kernel
-from tests.compiler.kernels.cases import cases, check_results, operands, sums
+from tests.compiler.kernels.cases import cases, sums
+from tests.compiler.kernels.checking import check_results, operands
 from tests.compiler.kernels.cpp.built import bound, build_all, run
 from tests.compiler.kernels.cpp.test_emit import same_bits
 from tests.compiler.kernels.strategies import kernels

@@ -9,7 +9,8 @@ from hypothesis import given
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.loops.interpret import interpret
 from monarch.compiler.loops.ir import Kernel, KernelError, may_overwrite
-from tests.compiler.kernels.cases import Case, cases, check_results, operands, sums
+from tests.compiler.kernels.cases import cases, sums
+from tests.compiler.kernels.checking import Case, check_results, operands
 from tests.compiler.kernels.strategies import kernels
 from tests.compiler.kernels.triton.emitted import launch_all
 

@@ -10,7 +10,7 @@ from monarch.compiler.kernels.triton.build import compile_launches
 from monarch.compiler.kernels.triton.emit import emit
 from monarch.compiler.loops.ir import Kernel, Load
 from monarch.compiler.pipeline import partition_graph
-from tests.compiler.kernels.cases import check_results, operands
+from tests.compiler.kernels.checking import check_results, operands
 from tests.compiler.kernels.graphs import fused, kernels_of
 from tests.compiler.kernels.triton.assembly import assert_no_spills
 from tests.compiler.kernels.triton.emitted import launch_all

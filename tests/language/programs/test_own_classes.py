@@ -1,0 +1,114 @@
+"""Containers, classes, functions and caches of one's own: what a program reads of them, also where that comes later."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from monarch.language import Mesh, distribute, program
+
+pytestmark = pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+
+
+class Registry(dict[str, float]):
+    """A dict with an attribute, and a method that asks its base."""
+
+    scale: float
+
+    def get(self, key: str) -> float:  # type: ignore[override]
+        return (super().get(key) or 0.0) * self.scale
+
+
+class Recent(list[Any]):
+    last: Any
+
+
+class Pair(tuple[float, float]):
+    bias: float
+
+    def total(self) -> float:
+        return self[0] + self.bias
+
+
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_containers_of_one_s_own_class_have_attributes_and_methods(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, recent, pair = Registry(a=2.0), Recent([1.0]), Pair((1.0, 2.0))
+    found.scale, recent.last, pair.bias = 1.0, None, 3.0
+
+    def step(x: Any) -> Any:
+        recent.last = x * 2
+        recent[0] = x
+        return x * found.get("a") + pair.total()
+
+    traced = program(step, mesh=mesh)
+
+    def check(calls: int) -> None:
+        for call in range(calls):
+            x = torch.full((2,), 1.0 + call)
+            assert traced(distribute(x, mesh)).tolist() == step(x).tolist()
+            traced(distribute(x, mesh))
+            assert recent.last.tolist() == (x * 2).tolist() and recent[0].tolist() == x.tolist()
+
+    check(3)
+    found.scale = 5.0
+    check(3)
+    pair.bias = 9.0
+    check(2)
+    found["a"] = 1.5
+    check(2)
+    monkeypatch.setattr(Registry, "get", lambda self, key: 100.0)
+    check(2)
+
+
+class Late:
+    """A class that is given an attribute later."""
+
+
+def scaled(x: Any) -> Any:
+    return x * getattr(Late, "scale", 1.0) * scaled.by + getattr(scaled, "more", 0.0)  # type: ignore[attr-defined]
+
+
+def test_attributes_that_a_class_or_a_function_has_not_yet_are_noticed(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scaled, "by", 2.0, raising=False)
+
+    def step(x: Any) -> Any:
+        y = scaled(x)
+        Late.scale = 3.0  # type: ignore[attr-defined]
+        scaled.calls = getattr(scaled, "calls", 0) + 1  # type: ignore[attr-defined]
+        return y
+
+    traced, x = program(step, mesh=mesh), distribute(torch.ones(1), mesh)
+    try:
+        assert [traced(x).item() for _ in range(3)] == [2.0, 6.0, 6.0]
+        scaled.by = 3.0  # type: ignore[attr-defined]
+        assert [traced(x).item() for _ in range(2)] == [9.0, 9.0]
+        scaled.more = 1.0  # type: ignore[attr-defined]
+        assert [traced(x).item() for _ in range(2)] == [10.0, 10.0]
+        Late.scale = 5.0  # type: ignore[attr-defined]
+        del scaled.more  # type: ignore[attr-defined]
+        assert [traced(x).item() for _ in range(2)] == [15.0, 9.0]
+        assert scaled.calls == 9  # type: ignore[attr-defined]
+    finally:
+        del Late.scale, scaled.calls  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("size", [None, 128])
+@pytest.mark.parametrize("calls", [1, 2, 5])
+def test_a_cache_that_is_cleared_is_asked_again(calls: int, size: int | None, mesh: Mesh) -> None:
+    settings = {"base": 2.0}
+
+    @functools.lru_cache(size)
+    def scale(by: int) -> float:
+        return by * settings["base"]
+
+    traced, x = program(lambda x: x * scale(3), mesh=mesh), distribute(torch.ones(1), mesh)
+    assert [traced(x).item() for _ in range(calls)] == [6.0] * calls
+    settings["base"] = 5.0
+    assert [traced(x).item() for _ in range(calls)] == [6.0] * calls  # as remembered
+    scale.cache_clear()
+    assert [traced(x).item() for _ in range(calls)] == [15.0] * calls
