@@ -99,7 +99,8 @@ def embedding_shard(
     position: Where, sizes: Where, weight: torch.Tensor, indices: torch.Tensor, mesh_dim: str
 ) -> torch.Tensor:
     local, own = _own(indices, weight.shape[0], mesh_dim, position, sizes)
-    return torch.nn.functional.embedding(local, weight) * own.unsqueeze(-1)
+    rows = torch.nn.functional.embedding(local, weight)
+    return rows.masked_fill_(~own.unsqueeze(-1), 0)  # 0 times an infinity would be NaN
 
 
 def embedding_backward_shard(
@@ -108,14 +109,14 @@ def embedding_backward_shard(
     local, own = _own(indices, rows, mesh_dim, position, sizes)
     if padding_idx >= 0:
         own = own & (indices != padding_idx)
-    return torch.ops.aten.embedding_dense_backward(grad * own.unsqueeze(-1), local, rows, -1, False)
+    return torch.ops.aten.embedding_dense_backward(grad.masked_fill(~own.unsqueeze(-1), 0), local, rows, -1, False)
 
 
 def gather_shard(
     position: Where, sizes: Where, tensor: torch.Tensor, dim: int, index: torch.Tensor, mesh_dim: str
 ) -> torch.Tensor:
     local, own = _own(index, tensor.shape[dim], mesh_dim, position, sizes)
-    return torch.where(own, tensor.gather(dim, local), 0)
+    return tensor.gather(dim, local).masked_fill_(~own, 0)
 
 
 def scatter_shard(

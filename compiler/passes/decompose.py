@@ -116,7 +116,8 @@ def _var_mean(
         count *= x.shape[d]
     mean = x.sum(dims, keepdim=True) / count
     off = x - mean
-    var = (off * off).sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
+    squares = torch.view_as_real(off).square().sum(-1) if x.is_complex() else off * off
+    var = squares.sum(dims, keepdim=keepdim) / max(count - (1 if correction is None else correction), 0)
     return var, mean if keepdim else mean.view(var.shape)
 
 

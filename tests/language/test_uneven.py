@@ -228,3 +228,16 @@ def test_a_mean_of_nothing_is_nan(name: str, shape: tuple[int, ...], layout: str
         found = program(gradient, mesh=mesh)(distribute(x, mesh, layout))
         for ours, theirs in zip(found, gradient(x), strict=True):
             torch.testing.assert_close(ours.full_tensor(), theirs, equal_nan=True)
+
+
+def test_complex_numbers_vary_by_their_distance_from_the_mean() -> None:
+    x = torch.randn(5, 3, dtype=torch.complex64)
+
+    def spread(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.detach().requires_grad_()
+        made = (x.var(), x.std(0, keepdim=True), *torch.var_mean(x, 0, correction=0))
+        return *(each.detach() for each in made), *torch.autograd.grad(made[0] + made[1].sum(), x)
+
+    with partitioned_mesh(data=2) as mesh:
+        for ours, theirs in zip(program(spread, mesh=mesh)(distribute(x, mesh, "[@data, -]")), spread(x), strict=True):
+            torch.testing.assert_close(ours.full_tensor(), theirs)

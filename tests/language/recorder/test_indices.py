@@ -121,6 +121,32 @@ def test_a_block_of_rows_refuses_an_index_that_is_in_no_block() -> None:
             call()
 
 
+def test_what_lies_in_another_workers_block_leaves_no_trace() -> None:
+    """Where a row is another worker's, the first of the own ones is read, which may hold anything."""
+    table, rows = TABLE.sin(), torch.full((2, 6), 2.0)
+    table[0], table[4], rows[0] = -torch.inf, torch.nan, torch.inf
+    index = torch.tensor([1, 5])
+
+    def found(name: str, *args: Any) -> torch.Tensor:
+        return sum(
+            LOCAL_OPS[name]({"model": at}, {"model": 2}, *(x[at] if isinstance(x, tuple) else x for x in args), "model")
+            for at in range(2)
+        )
+
+    of_rows = [
+        LOCAL_OPS["embedding_backward_shard"]({"model": at}, {"model": 2}, rows, index, 4, -1, "model")
+        for at in range(2)
+    ]
+    for got, want in (
+        (found("embedding_shard", table.chunk(2), index), F.embedding(index, table)),
+        (found("gather_shard", table.chunk(2), 0, index[:, None]), table.gather(0, index[:, None])),
+        (torch.cat(of_rows), torch.ops.aten.embedding_dense_backward(rows, index, 8, -1, False)),
+    ):
+        torch.testing.assert_close(got, want)
+    none = LOCAL_OPS["gather_shard"]({"model": 1}, {"model": 2}, TABLE > 1, 0, index[:0, None], "model")
+    assert none.dtype is torch.bool
+
+
 def test_a_value_that_is_put_where_a_mask_among_slices_is_set_has_its_gradient(mesh: Mesh) -> None:
     def put(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         x = x.detach().requires_grad_()
