@@ -83,8 +83,8 @@ def full_collections_later() -> Iterator[None]:
     step make enough objects to have it go through all others several times, for 0.2 s each: torch has 400,000."""
     before = gc.get_threshold()
     within = (*before[:2], 1 << 30)
-    gc.set_threshold(*within)
     try:
+        gc.set_threshold(*within)
         yield
     finally:
         if gc.get_threshold() == within:  # the user's function may have changed it

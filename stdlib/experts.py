@@ -104,16 +104,20 @@ def router_logits(module: nn.Module, name: str = "router") -> Iterator[list[torc
     """What the routers of a model give in this block, f[batch, time, experts] of each layer, in order: the outputs of
     its submodules whose names end in `name`."""
     found: list[torch.Tensor] = []
-    hooks = [
-        each.register_forward_hook(lambda module, given, made: found.append(made))
-        for path, each in module.named_modules()
-        if path.rpartition(".")[2] == name
-    ]
+    routers = [each for path, each in module.named_modules() if path.rpartition(".")[2] == name]
+
+    def note(module: nn.Module, given: object, made: torch.Tensor) -> None:
+        found.append(made)
+
     try:
+        for each in routers:
+            each.register_forward_hook(note)
         yield found
     finally:
-        for hook in hooks:
-            hook.remove()
+        for each in routers:
+            for number, hook in list(each._forward_hooks.items()):  # rather than by a handle, which Ctrl-C can lose
+                if hook is note:
+                    del each._forward_hooks[number]
 
 
 def load_balancing_loss(logits: Sequence[torch.Tensor], chosen: int) -> torch.Tensor:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from numbers import Integral
 from typing import Annotated, Any, Protocol
 
@@ -139,14 +140,20 @@ def generate(
         return tokens
     _check_positions(model, tokens.shape[1], max_new_tokens)
     options = (sampling, max_new_tokens, stops, pad, str(batch_layout))
-    with _evaluating(model):
+    trained = [vars(module) for module in model.modules() if module.training]
+    train = map(dict.update, trained, repeat({"training": True}))
+    try:
+        model.eval()
         known = _programs.setdefault(model, {})
         if options not in known:
             forward = _forward_of(model)
             shard = (lambda x: layout(x, batch_layout)) if batch_layout is not None else (lambda x: x)
             known[options] = _program(forward, parameter.mesh, sampling, max_new_tokens, stops, pad, shard)
         made, count = known[options](torch.where(seen, tokens, 0), seen)
-        return torch.cat([tokens, made.full_tensor()[:, : int(count.item())]], 1)
+        found = torch.cat([tokens, made.full_tensor()[:, : int(count.item())]], 1)
+    finally:
+        deque(train, 0)  # one call without Python's code in it: Ctrl-C comes before it or behind
+    return found
 
 
 _programs: weakref.WeakKeyDictionary[nn.Module, dict[Any, Any]] = weakref.WeakKeyDictionary()
@@ -259,17 +266,6 @@ def _padded(prompts: torch.Tensor | Sequence[Sequence[int]], pad: int) -> tuple[
         at[longest - len(row) :] = row
         tokens_seen[longest - len(row) :] = True
     return tokens, seen
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 def _forward_of(model: nn.Module) -> Any:

@@ -203,6 +203,7 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]], progr
         return undo
 
     if mesh.pending is recording and len(recording.tape.ops) == length:
+        recording.sent = True
         try:
             job.run(compiled, bind)
         except _FAILED as error:

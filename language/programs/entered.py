@@ -239,8 +239,8 @@ def collected_later() -> Iterator[None]:
     """Within the block the garbage collector runs when it is called only. The functions that finalize what it finds
     would be taken for the program's own, and what they read and write for its reads and effects."""
     runs = gc.isenabled()
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         if runs:
@@ -289,8 +289,8 @@ class Entered:
     def watching(self) -> Iterator[None]:
         """Notice each function that this thread enters. A debugger's or coverage's own tracing goes on."""
         self._before = sys.gettrace()
-        sys.settrace(self._enter)
         try:
+            sys.settrace(self._enter)
             yield
         finally:
             sys.settrace(self._before)

@@ -30,9 +30,10 @@ class _Later:
 
 
 @contextmanager
-def handlers_later() -> Iterator[None]:
+def handlers_later(ctrl_c: bool = False) -> Iterator[None]:
     """Have the handlers of signals that come meanwhile run behind the block, in the main thread, where Python runs
-    them. Ctrl-C interrupts at once, unless the user has another handler for it."""
+    them. Ctrl-C interrupts at once, unless the user has another handler for it or, with `ctrl_c`, it is to wait too:
+    once."""
     if threading.current_thread() is not _main:
         yield
         return
@@ -40,7 +41,8 @@ def handlers_later() -> Iterator[None]:
     try:
         for number in _SIGNALS:
             handler = signal.getsignal(number)
-            if callable(handler) and handler is not signal.default_int_handler and not isinstance(handler, _Later):
+            waits = ctrl_c or handler is not signal.default_int_handler
+            if callable(handler) and waits and not isinstance(handler, _Later):
                 changed.append((number, _Later(handler)))
                 signal.signal(number, changed[-1][1])
         yield

@@ -71,9 +71,10 @@ class Repeatable:
     def undone(self) -> Iterator[None]:
         """Run something that is no part of the program: what it changes of what the program has met, comes back."""
         watching = sys.gettrace()
-        sys.settrace(None)
-        before = [(held, held.changed()) for held in self._snapshot.held.values()]
+        before: list[Any] = []
         try:
+            sys.settrace(None)
+            before = [(held, held.changed()) for held in self._snapshot.held.values()]
             yield
         finally:
             for held, contents in before:

@@ -88,8 +88,8 @@ def counting_streams() -> Iterator[None]:
     where the program leaves the generator seeded anew."""
     state = torch.default_generator.get_state()
     _streams.now = _Streams()
-    torch.default_generator.manual_seed(_FIRST_STREAM)
     try:
+        torch.default_generator.manual_seed(_FIRST_STREAM)
         yield
         if not 0 <= torch.default_generator.initial_seed() - _FIRST_STREAM < 2**24:
             raise ProgramError(

@@ -58,7 +58,7 @@ class Recording:
         """The large plain tensors from outside that a program's ops have read, by id, each with its content."""
         self.scalars: dict[str, float] = {}
         self.guards: list[tuple[Expr, Any]] = []
-        self._by_handle: dict[int, Value] = {}
+        self._by_handle: dict[int | None, Value] = {}
         self._lifted: dict[str, str] = {}
         self.input_cells: set[int] = set()
         self.not_written: set[int] = set()
@@ -86,6 +86,8 @@ class Recording:
         """What says whether a program's Python would do the same again (`programs.repeatable.Repeatable`)."""
         self.generator: torch.Tensor | None = None
         """The state of PyTorch's generator before the first seed was drawn from it, outside of programs."""
+        self.sent = False
+        """Whether the workers may have been given it, though what follows from that was interrupted."""
 
     def release(self) -> None:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
@@ -135,12 +137,14 @@ class Recording:
             )
         self.varies |= bool(cell.type.layout.varying)
         self.join(cell.mesh)
-        value = self.tape.value(ref.fake)
-        same = self._by_handle.setdefault(id(cell.handle), value) if cell.handle is not None else value
-        self.tape.inputs.append(
-            Input(value, "state", f"state{len(self.states)}", cell.type, None if same is value else same)
-        )
-        self.states[id(cell)] = StateInput(cell, value)
+        value, inputs = self.tape.value(ref.fake), self.tape.inputs
+        handle, known_as = (None if cell.handle is None else id(cell.handle)), id(cell)
+        same = value if handle is None else self._by_handle.get(handle, value)
+        entry = Input(value, "state", f"state{len(self.states)}", cell.type, None if same is value else same)
+        state, end = StateInput(cell, value), len(inputs)
+        # One line without a call, so that Ctrl-C comes before all of it or behind: an input without its state would
+        # spoil every op that is recorded later.
+        inputs[end:], self.states[known_as], self._by_handle[handle] = (entry,), state, same
         if self.places is not None:
             self.places.take(self.tape.inputs[-1], cell.mesh)
         return value
@@ -281,10 +285,13 @@ class Recording:
         """A number of the eager door as an input of the plan. Equal numbers are one input, for an optimizer's bias
         corrections are the same for every parameter; one that is `alone` has its own, so that it makes no difference
         to the plan whether it equals another."""
-        kind, label = "i64" if isinstance(number, int) else "f64", f"s{len(self.scalars)}"
-        if not alone:
-            label = self._lifted.setdefault(repr(number), label)  # 0.0 equals -0.0, and is another number
-        self.scalars[label] = number
+        kind, label, text = "i64" if isinstance(number, int) else "f64", f"s{len(self.scalars)}", repr(number)
+        if alone:
+            self.scalars[label] = number
+        else:
+            label = self._lifted.get(text, label)  # 0.0 equals -0.0, and is another number
+            # One line without a call: after Ctrl-C between the two another number would get this label.
+            self.scalars[label], self._lifted[text] = number, label
         return Expr("scalar", (label, kind))
 
     def size(self, size: int) -> int:
@@ -397,6 +404,9 @@ def recording_for(mesh: Mesh) -> Recording:
     if pending is not None and pending.dtype is not torch.get_default_dtype():
         mesh.flush()
         pending = mesh.pending
+    if pending is not None and pending.sent:
+        mesh.settle()  # after Ctrl-C it may have run: what is recorded on it now would never be
+        pending.sent, pending = False, mesh.pending
     if pending is None:
         pending = mesh.pending = Recording(mesh, program=False)
     return pending

@@ -46,8 +46,8 @@ def to_fake(tensor: torch.Tensor) -> torch.Tensor:
 def default_dtype(dtype: torch.dtype) -> Iterator[None]:
     """Have PyTorch's default dtype be this one within the block."""
     before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
     try:
+        torch.set_default_dtype(dtype)
         yield
     finally:
         torch.set_default_dtype(before)

@@ -64,7 +64,7 @@ def interrupt(at: int, act: Callable[[], object] = ctrl_c, within: Sequence[str]
         bytecodes = counted(frame.f_code)
         if bytecodes is None:
             return None
-        last = dis.opmap["RESUME"]
+        last = bytecodes[frame.f_lasti]  # no RESUME where an error is thrown into a generator: no handler runs there
 
         def trace(frame: FrameType, event: str, arg: Any) -> Any:
             nonlocal last

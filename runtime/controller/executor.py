@@ -198,6 +198,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> bool:
         connection = self.connection
         with connection.lock:
+            connection.settle()  # a command that was given when the interrupt came, and which nobody would publish
+            connection.publish()
             connection.refresh()
         first, behind = connection.finished(), self.state.next_command
         if handle is not None:

@@ -54,7 +54,7 @@ class WarmParent:
         self._inboxes: dict[int, Inbox] = {}
         self._packets: deque[bytes] = deque()
         """What has been read, and not been handed out yet."""
-        self._next = 0
+        self._number = -1
         self._fresh: subprocess.Popen[bytes] | None = None
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         controller = os.getpid()
@@ -73,8 +73,15 @@ class WarmParent:
             self.pid = self._fresh.pid
         theirs.close()
 
+    def number(self) -> int:
+        """A number for a mesh."""
+        with self.lock:
+            self._number += 1
+            return self._number
+
     def start(
         self,
+        number: int,
         mesh: MeshSpec,
         ranks: Sequence[int],
         memory: int,
@@ -83,18 +90,17 @@ class WarmParent:
         across: dict[str, Any] | None,
         settings: dict[str, Any],
         first: int = 0,
-        number: int | None = None,
-    ) -> int:
-        """Fork workers for `ranks` of a mesh, whose first command has the number `first`; gives the mesh's number. Each
-        worker gets one of `sockets`. With `number` they join the workers that the mesh has; `memory` is not used
-        then."""
+    ) -> None:
+        """Fork workers for `ranks` of the mesh with this number, whose first command has the number `first`. Each
+        worker gets one of `sockets`. `memory` is not used where the mesh has workers, which these join."""
         name = WORKER if across is None else WORKER_ACROSS_HOSTS
         given = {"dims": mesh.dims, "threads": threads, "across": across, "settings": settings, "first": first}
         files = [(end.fileno(),) for end in sockets]
-        return self.fork(name, ranks, memory, files, deque(), given, mesh.workers, number)
+        self.fork(number, name, ranks, memory, files, deque(), given, mesh.workers)
 
     def fork(
         self,
+        number: int,
         name: str,
         ranks: Sequence[int],
         shared: int,
@@ -102,25 +108,27 @@ class WarmParent:
         inbox: Inbox,
         given: dict[str, Any],
         workers: int = 0,
-        number: int | None = None,
-    ) -> int:
-        """Fork processes for the role `name`, these ranks of a mesh; gives its number, of which `inbox` hears. With the
-        `number` of a mesh that is there, they join its processes, and its inbox hears of them.
+    ) -> None:
+        """Fork processes for the role `name`, these ranks of the mesh with this number, of which `inbox` hears. Of one
+        that is there, they join the processes, and its inbox hears of them.
 
         All of them get the file `shared`, which is the memory of a mesh of `workers` where that is not 0, and what is
         `given` as JSON; each gets as many `files` of its own."""
         with self.lock:
-            if number is None:
-                number = self._next
-                self._next += 1
-                self._inboxes[number] = inbox
+            joins = number in self._inboxes
             batch = (FILES_A_PACKET - 1) // len(files[0])
             request = {"do": "fork", "mesh": number, "role": name, "workers": workers, "given": given}
-            for first in range(0, len(ranks), batch):
-                request["ranks"] = list(ranks[first : first + batch])
-                handed = [shared, *(fd for own in files[first : first + batch] for fd in own)]
-                socket.send_fds(self.channel, [json.dumps(request).encode()], handed)
-            return number
+            try:
+                self._inboxes.setdefault(number, inbox)
+                for first in range(0, len(ranks), batch):
+                    request["ranks"] = list(ranks[first : first + batch])
+                    handed = [shared, *(fd for own in files[first : first + batch] for fd in own)]
+                    socket.send_fds(self.channel, [json.dumps(request).encode()], handed)
+            except BaseException:
+                if not joins:  # nobody hears of what has been forked
+                    self.ask_to_stop(number)
+                    self.forget(number)
+                raise
 
     def fileno(self) -> int:
         """The socket on which the warm parent speaks: readable when `read` has something to do."""
@@ -175,16 +183,20 @@ class WarmParent:
         """Kill the mesh's workers, and wait until they are gone. A warm parent that is itself stopped (SIGSTOP) is
         killed, and all its workers with it."""
         with self.lock:
+            if mesh not in self._inboxes:
+                return
             self.ask_to_stop(mesh)
             deadline = time.monotonic() + _END_SECONDS
-            while self.alive and time.monotonic() < deadline:
-                messages = self.messages(mesh, _CLOSE_SECONDS)
-                if any(message["is"] == "stopped" for message in messages):
-                    break
-                if not messages and self.is_stopped:
-                    self._kill()
-                messages.clear()
-            self._inboxes.pop(mesh, None)
+            try:
+                while self.alive and time.monotonic() < deadline:
+                    messages = self.messages(mesh, _CLOSE_SECONDS)
+                    if any(message["is"] == "stopped" for message in messages):
+                        break
+                    if not messages and self.is_stopped:
+                        self._kill()
+                    messages.clear()
+            finally:
+                self._inboxes.pop(mesh, None)
 
     def wait_ended(self, mesh: int) -> None:
         """`stop` has waited."""

@@ -127,7 +127,8 @@ class Warm:
             self._fork(request, files, missing)
             return
         mesh = self._meshes.get(request["mesh"])
-        if mesh is None:  # it was stopped before
+        if mesh is None:  # it was stopped before, or never started
+            self._tell({"is": "stopped", "mesh": request["mesh"]})
             return
         mesh.stopping = True
         _kill(mesh.rank_of)

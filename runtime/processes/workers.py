@@ -46,8 +46,13 @@ class Processes(Protocol):
         """False once all workers are gone because what they depend on is."""
         ...
 
+    def number(self) -> int:
+        """A number for workers that are to be started."""
+        ...
+
     def start(
         self,
+        number: int,
         mesh: MeshSpec,
         ranks: Sequence[int],
         memory: int,
@@ -56,10 +61,9 @@ class Processes(Protocol):
         across: dict[str, Any] | None,
         settings: dict[str, Any],
         first: int = 0,
-        number: int | None = None,
-    ) -> int:
-        """Start workers whose first command has the number `first`; gives a number for them: `number`, of workers that
-        are there, which these join. Raises OSError where a limit is reached."""
+    ) -> None:
+        """Start workers whose first command has the number `first`, beside those that there are of this `number`.
+        Raises OSError where a limit is reached."""
         ...
 
     def messages(self, mesh: int, seconds: float = 0.0) -> deque[dict[str, Any]]:
@@ -68,7 +72,7 @@ class Processes(Protocol):
         ...
 
     def stop(self, mesh: int) -> None:
-        """End them, also from a finalizer."""
+        """End them, if there are any, also from a finalizer."""
         ...
 
     def wait_ended(self, mesh: int) -> None:
@@ -104,37 +108,36 @@ class Workers:
             across,
             for_spawned() if settings is None else settings,
         )
-        fd = -1
-        try:
-            fd = Window.create(geometry)
-            self.window = Window(geometry, fd)
-            self._begin(first)
-            number, ends = self._fork(self.ranks, fd, first)
-        except OSError as error:
-            raise _not_started(len(self.ranks), error) from error
-        finally:
-            if fd >= 0:
-                os.close(fd)
         self.pids: dict[int, int] = {}
         """Of those that are known to have started, by rank."""
-        self.ends = ends
-        self.signals = self.window.signals()
-        self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
-        self._number = number
         self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self.reported: dict[int, Exit] = {}
         self._ended: set[int] = set()
         """Whose processes had ended at the last look of `missed`."""
         self._look_at = 0.0
         self._owner = os.getpid()
-        self._stop = weakref.finalize(self, _stop, processes, number, ends, self._owner)
+        self.ends: dict[int, socket.socket] = {}
+        self._number = processes.number()
+        # Before they are there, so that Ctrl-C leaves none of which nobody knows.
+        self._stop = weakref.finalize(self, _stop, processes, self._number, self.ends, self._owner)
         self._stop.atexit = False  # handlers of the program may use the mesh until its processes are ended
+        fd = -1
+        try:
+            fd = Window.create(geometry)
+            self.window = Window(geometry, fd)
+            self._begin(first)
+            self.signals = self.window.signals()
+            self.ring = RingWriter(self.window.bytes[geometry.ring : geometry.ring + RING_BYTES], self.signals)
+            self.ends.update(self._fork(self.ranks, fd, first))
+        except OSError as error:
+            raise _not_started(len(self.ranks), error) from error
+        finally:
+            if fd >= 0:
+                os.close(fd)
         _all.add(self)
 
-    def _fork(
-        self, ranks: Sequence[int], memory: int, first: int = 0, number: int | None = None
-    ) -> tuple[int, dict[int, socket.socket]]:
-        """Start workers for these ranks; gives their number, and the sockets to them."""
+    def _fork(self, ranks: Sequence[int], memory: int, first: int) -> dict[int, socket.socket]:
+        """Start workers for these ranks; gives the sockets to them."""
         ends: dict[int, socket.socket] = {}
         theirs: list[socket.socket] = []
         try:
@@ -143,7 +146,8 @@ class Workers:
                 mine.setblocking(False)
                 ends[rank] = mine
                 theirs.append(other)
-            return self._processes.start(self.mesh, ranks, memory, theirs, *self._given, first, number), ends
+            self._processes.start(self._number, self.mesh, ranks, memory, theirs, *self._given, first)
+            return ends
         except (OSError, MonarchError) as error:
             for end in ends.values():
                 end.close()
@@ -167,7 +171,7 @@ class Workers:
         if here:
             null = os.open(os.devnull, os.O_RDONLY)  # who forks them has the memory
             try:
-                _, ends = self._fork(here, null, first, self._number)
+                ends = self._fork(here, null, first)
             finally:
                 os.close(null)
             for rank in ends:
@@ -365,7 +369,8 @@ class Workers:
         """End the workers, and wait until they are gone. Idempotent. In a forked child of the process that started them
         it only lets go of them."""
         if self._stop.alive:
-            self._stop()
+            _stop(self._processes, self._number, self.ends, self._owner)
+            self._stop.detach()  # not before: where Ctrl-C comes in between, they are ended when this is collected
             if os.getpid() != self._owner:
                 return
             self._processes.wait_ended(self._number)

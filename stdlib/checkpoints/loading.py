@@ -18,6 +18,7 @@ from monarch.compiler.errors import CheckpointError, DeviceMeshError, ProgramErr
 from monarch.compiler.types import Layout, TensorType
 from monarch.language import DistributedTensor
 from monarch.language.placing.replacing import from_handle, replace_values
+from monarch.language.programs.handlers import handlers_later
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
 from monarch.runtime.shared.files import CorruptError, Reader, explain
@@ -71,11 +72,13 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
             f"{place} was replaced {_TRIES} times while it was read: another save was done each time",
             hint="load between saves, or save each checkpoint to a path of its own.",
         )
-    replace_values(read.placed)
-    with torch.no_grad():
+    for mesh in {id(tensor.mesh): tensor.mesh for tensor, _ in read.placed}.values():
+        mesh.flush()  # what may take long, and raise, comes first
+    with handlers_later(ctrl_c=True), torch.no_grad():
+        replace_values(read.placed)
         for target, value in read.copied:
             target.copy_(value)
-    filled: T = filling.fill((), into)
+        filled: T = filling.fill((), into)
     return filled
 
 

@@ -2,49 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import nn
 
+Hooks = OrderedDict[int, Callable[..., Any]]
+
 
 @contextmanager
 def once_a_step(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
     """Call hooks of gradients (`register_hook`, `register_post_accumulate_grad_hook`) behind what is run here, with all
     that it has added, and not for each microbatch: one that clips would clip other numbers."""
-    waiting = []
-    for parameter in parameters:
-        dicts: list[Any] = [parameter._backward_hooks or {}, parameter._post_accumulate_grad_hooks or {}]
-        if any(dicts):
-            waiting.append((parameter, parameter.grad, [(each, dict(each)) for each in dicts]))
-            parameter.grad = None
-            for each in dicts:
-                each.clear()
-    done = False
+    waiting: list[tuple[nn.Parameter, torch.Tensor | None, Hooks, Hooks]] = []
+    cleared: list[Hooks] = []
+    hooks: list[Hooks] = []
+    put_back = map(OrderedDict.update, cleared, hooks)
     try:
-        yield
-        done = True
-    finally:
-        for parameter, before, hooks in waiting:
-            for each, held in hooks:
-                each.update(held)
-            if not done:
-                parameter.grad = before
-    with torch.no_grad():
-        for parameter, before, ((_, hooks_of_gradient), (_, hooks_behind)) in waiting:
-            found = parameter.grad
-            if found is not None:
-                for hook in hooks_of_gradient.values():
-                    changed = hook(found)
-                    found = found if changed is None else changed
-            if before is not None:
-                parameter.grad = before
-                if found is not None:
-                    before.add_(found)
-            else:
-                parameter.grad = found
-            if found is not None:
-                for hook in hooks_behind.values():
-                    hook(parameter)
+        try:
+            for parameter in parameters:
+                both: list[Any] = [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
+                if any(both):
+                    of_gradient, behind = (OrderedDict(each or {}) for each in both)
+                    waiting.append((parameter, parameter.grad, of_gradient, behind))
+                    parameter.grad = None
+                    for each, held in zip(both, (of_gradient, behind), strict=True):
+                        if each:
+                            cleared.append(each)
+                            hooks.append(held)
+                            each.clear()
+            yield
+        finally:
+            deque(put_back, 0)  # one call without Python's code in it: Ctrl-C comes before it or behind
+        with torch.no_grad():
+            for each_waiting in waiting:
+                _call(*each_waiting)
+    except BaseException:
+        for parameter, before, _, _ in waiting:
+            parameter.grad = before
+        raise
+
+
+def _call(parameter: nn.Parameter, before: torch.Tensor | None, of_gradient: Hooks, behind: Hooks) -> None:
+    """Call a parameter's hooks for what was added to its gradient from `before`."""
+    found = parameter.grad
+    if found is not None:
+        for hook in of_gradient.values():
+            changed = hook(found)
+            found = found if changed is None else changed
+    if before is not None:
+        parameter.grad = before
+        if found is not None:
+            before.add_(found)
+    else:
+        parameter.grad = found
+    if found is not None:
+        for hook in behind.values():
+            hook(parameter)

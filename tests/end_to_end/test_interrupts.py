@@ -23,6 +23,7 @@ import monarch
 from monarch.distributed import Mesh
 from monarch.runtime.control.security import Security
 from monarch.runtime.controller.executor import MeshExecutor
+from monarch.runtime.controller.local import LocalConnection
 from monarch.runtime.hosts.attached import AttachedHosts
 from monarch.runtime.hosts.remote import RemoteConnection
 from monarch.testing import chaos
@@ -258,6 +259,64 @@ def test_an_interrupt_at_any_point_of_a_step(what: str) -> None:
             assert equal(now, after), found.where
             before, after = after, None
             saved.clear()
+
+
+RECORDS = "/language/recorder/recording.py", "/language/eager/flush.py", "/controller/connection.py"
+
+
+def test_an_interrupt_at_any_point_of_ops_outside_of_programs() -> None:
+    """Ops that are recorded behind it are applied, each with its own numbers."""
+    with Mesh(data=2) as mesh:
+        total = monarch.distribute(torch.zeros(4), mesh, "[@data]")
+
+        def add() -> float:
+            total.add_(1.0)
+            return total.sum().item()
+
+        def add_more() -> float:
+            total.add_(0.25).add_(1.0)
+            return total.sum().item()
+
+        for call in (add, add_more):
+            call()
+        with chaos.interrupt(-1, within=RECORDS) as points:
+            add()
+        now = add_more()
+        for at in range(0, points.passed, 1 if is_full() else 3):
+            with suppress(KeyboardInterrupt), chaos.interrupt(at, within=RECORDS) as found:
+                add()
+            before, now = now, add_more()
+            assert now - before in (5.0, 9.0), found.where
+
+
+def test_no_wait_for_a_command_that_ctrl_c_kept_from_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[bool] = []
+
+    def give_up(self: MeshExecutor, *given: Any) -> bool:
+        answers.append(plain(self, *given))
+        return answers[-1]
+
+    def taken(self: LocalConnection, step: object) -> None:  # of the command that asks for the value
+        monkeypatch.setattr(LocalConnection, "taken", as_is)
+        raise KeyboardInterrupt
+
+    plain, as_is = MeshExecutor.give_up, LocalConnection.taken
+    with Mesh(data=2) as mesh:
+        x = monarch.distribute(torch.ones(4096), mesh)
+
+        @monarch.program
+        def step(x: torch.Tensor, least: float) -> torch.Tensor:
+            (x,) = monarch.while_loop(lambda x: x.sum() > least, lambda x: (x * 0.5,), (x,))
+            return x
+
+        assert step(x, 1.0).full_tensor().sum() == 1.0
+        never = step(x, -1.0)
+        monkeypatch.setattr(MeshExecutor, "give_up", give_up)
+        monkeypatch.setattr(LocalConnection, "taken", taken)
+        with pytest.raises(KeyboardInterrupt):
+            never.full_tensor()
+        assert answers == [True]
+        assert step(x, 1.0).full_tensor().sum() == 1.0
 
 
 def test_programs_on_one_mesh_may_be_called_from_several_threads() -> None:

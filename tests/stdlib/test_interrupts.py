@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +20,9 @@ from torch import nn
 import monarch
 from monarch.actor import Actor, endpoint, this_host
 from monarch.distributed import Mesh
+from monarch.runtime.processes.parent import warm_parent
+from monarch.stdlib.models.gpt import GPT
+from monarch.stdlib.pipeline.hooks import once_a_step
 from monarch.testing import chaos
 from tests.sample import is_full
 
@@ -27,13 +34,19 @@ def points(passed: int, few: int = FEW) -> Iterator[int]:
     yield from range(0, passed, 1 if is_full() else max(1, passed // few))
 
 
-def interrupted(call: Callable[[], Any], within: Sequence[str], check: Callable[[str], object], few: int = FEW) -> None:
+def interrupted(
+    call: Callable[[], Any],
+    within: Sequence[str],
+    check: Callable[[str], object],
+    few: int = FEW,
+    act: Callable[[], object] = chaos.ctrl_c,
+) -> None:
     """Interrupt a call at each point of this code, and `check` what is then."""
     with chaos.interrupt(-1, within=within) as counted:
         call()
     assert counted.passed > 0
     for at in points(counted.passed, few):
-        with suppress(KeyboardInterrupt), chaos.interrupt(at, within=within) as found:
+        with suppress(KeyboardInterrupt), chaos.interrupt(at, act, within) as found:
             call()
         check(found.where or "nowhere")
 
@@ -45,6 +58,35 @@ def no_threads_left() -> Iterator[None]:
     for thread in left:
         thread.join(30)
     assert not any(thread.is_alive() for thread in left)
+
+
+def test_workers_that_nobody_knows_of_have_ended() -> None:
+    """Those of a mesh whose start or end was interrupted."""
+    around = ["/runtime/processes/workers.py", "/runtime/processes/parent.py"]
+    with Mesh(data=1) as first:
+        assert monarch.distribute(torch.ones(1), first).full_tensor() == 1
+        workers, before = _workers(), warm_parent()._inboxes.keys() | set()
+
+        def start() -> None:
+            with Mesh(data=2) as mesh:
+                assert mesh.executor.mesh.workers == 2
+
+        def check(where: str) -> None:
+            gc.collect()
+            assert warm_parent()._inboxes.keys() == before, where
+
+        interrupted(start, around, check, 25)
+        start()  # what was asked of the warm parent before it has done by then
+        deadline = time.monotonic() + 30
+        while _workers() != workers and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert _workers() == workers
+
+
+def _workers() -> list[str]:
+    """The processes that the warm parent has forked."""
+    found = [each.read_text() for each in Path("/proc").glob("[0-9]*/stat") if each.exists()]
+    return [line.split()[0] for line in found if line.rpartition(")")[2].split()[1] == str(warm_parent().pid)]
 
 
 @pytest.mark.parametrize("placed", [True, False])
@@ -73,22 +115,86 @@ def test_a_stream_loses_no_batch(placed: bool) -> None:
             interrupted(take, ["/stdlib/data/"], check, 20)
 
 
-def test_a_load_changes_all_or_may_be_done_again(tmp_path: Path) -> None:
+def test_a_load_changes_all_or_nothing(tmp_path: Path) -> None:
     with Mesh(data=2) as mesh:
         model = monarch.module_to_mesh(nn.Linear(4, 4), mesh)
-        monarch.save({"model": model}, tmp_path / "c").result()
-        saved = [each.detach().full_tensor() for each in model.parameters()]
+        state = {"model": model, "plain": torch.zeros(2), "step": 7}
+        monarch.save(state, tmp_path / "c").result()
+
+        def values() -> list[torch.Tensor]:
+            return [each.detach().full_tensor() for each in model.parameters()] + [state["plain"].clone()]
 
         def load() -> None:
-            monarch.load(tmp_path / "c", into={"model": model})
+            monarch.load(tmp_path / "c", into=state)
+
+        def change() -> list[torch.Tensor]:
+            with torch.no_grad():
+                for each in (*model.parameters(), state["plain"]):
+                    each.add_(1)
+            state["step"] = 8
+            return values()
 
         def check(where: str) -> None:
+            now = saved if state["step"] == 7 else changed
+            assert all(map(torch.equal, values(), now)), where
             assert (model(torch.ones(1, 4)) * 2).sum().item() == (model(torch.ones(1, 4)).sum() * 2).item(), where
             load()
-            for one, other in zip(saved, model.parameters(), strict=True):
-                assert torch.equal(one, other.detach().full_tensor()), where
+            assert state["step"] == 7 and all(map(torch.equal, values(), saved)), where
+            change()
 
+        saved = values()
+        changed = change()
         interrupted(load, ["/stdlib/checkpoints/", "/runtime/controller/"], check)
+        puts_in_place = ["/placing/replacing.py", "/checkpoints/filling.py", "/language/tensors/tensor.py"]
+        interrupted(load, puts_in_place, check, 16, partial(signal.raise_signal, signal.SIGINT))
+
+
+def test_a_model_that_generates_trains_again() -> None:
+    torch.manual_seed(0)
+    with Mesh(data=2) as mesh:
+        model = monarch.module_to_mesh(GPT(vocabulary=8, sequence=8, layers=1, width=4, heads=1), mesh)
+        model.head.eval()
+        training = [module.training for module in model.modules()]
+
+        def generate() -> torch.Tensor:
+            return monarch.generate(model, [[1, 2]], max_new_tokens=2)
+
+        wanted = generate()
+
+        def check(where: str) -> None:
+            assert [module.training for module in model.modules()] == training, where
+            assert torch.equal(generate(), wanted), where
+
+        interrupted(generate, ["/torch/nn/modules/module.py"], check)
+        interrupted(generate, ["/stdlib/generation.py"], check, 4)
+
+
+def test_hooks_of_gradients_are_there_again() -> None:
+    """And gradients, where a pipeline's step has put both aside."""
+    parameters = [nn.Parameter(torch.ones(2)) for _ in range(2)]
+    for each in parameters:
+        each.grad = torch.ones(2)
+        each.register_hook(lambda gradient: gradient * 2)
+        each.register_post_accumulate_grad_hook(lambda parameter: None)
+    grads = [each.grad for each in parameters]
+    hooks = [dict(each._backward_hooks or {}) for each in parameters]
+
+    def step() -> None:
+        with once_a_step(parameters):
+            for each in parameters:
+                each.grad = torch.ones(2)
+
+    step()
+    step()
+    for each in parameters:
+        assert each.grad is not None and each.grad.tolist() == [5.0, 5.0]  # 1 from before, and twice a hook's
+    with chaos.interrupt(-1, within=["/stdlib/pipeline/hooks.py"]) as counted:
+        step()
+    for at in range(counted.passed):
+        with suppress(KeyboardInterrupt), chaos.interrupt(at, within=["/stdlib/pipeline/hooks.py"]) as found:
+            step()
+        assert [each.grad for each in parameters] == grads, found.where
+        assert [dict(each._backward_hooks or {}) for each in parameters] == hooks, found.where
 
 
 class Counter(Actor):

@@ -161,7 +161,8 @@ class Host:
                     self._process.router.watch(warm.fileno(), lambda _: self._read(warm))
                     self._process.router.soon(lambda: self._look_at(warm))
                 files = [(listeners[at].fileno(), write[2 * at], write[2 * at + 1]) for at in range(count)]
-                running.number = warm.fork(ACTORS, ranks, boot, files, _Inbox(self, running), {})
+                running.number = warm.number()
+                warm.fork(running.number, ACTORS, ranks, boot, files, _Inbox(self, running), {})
         except OSError as error:
             for fd in read:
                 self._process.router.forget(fd)

@@ -221,8 +221,12 @@ class WorkersInProcesses:
         self._working: set[int] = set()
         self._window: Window | None = None
 
+    def number(self) -> int:
+        return 0
+
     def start(
         self,
+        number: int,
         mesh: MeshSpec,
         ranks: Sequence[int],
         memory: int,
@@ -230,9 +234,8 @@ class WorkersInProcesses:
         threads: int,
         across: dict[str, Any] | None,
         settings: dict[str, Any],  # the processes have their spawner's
-        first: int = 0,
-        number: int | None = None,  # no worker joins others: such a mesh is not healed
-    ) -> int:
+        first: int = 0,  # no worker joins others: such a mesh is not healed
+    ) -> None:
         process = self._process
         self._window = Window(Geometry.of(mesh.workers), memory)
         self._ranks, self._working = ranks, set(ranks)
@@ -256,7 +259,6 @@ class WorkersInProcesses:
             self._told.extend(
                 {"is": "started", "rank": rank, "pid": pid} for rank, pid in zip(ranks, pids, strict=True)
             )
-        return 0
 
     def messages(self, mesh: int, seconds: float = 0.0) -> deque[dict[str, Any]]:
         with self._changed:

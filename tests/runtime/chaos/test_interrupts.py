@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from monarch.testing import chaos
@@ -30,6 +32,21 @@ def test_points_are_where_functions_begin_behind_calls_and_where_loops_go_back()
         assert found.where is not None
         lines.append(int(found.where.split(":")[-1].split(" ")[0]) - work.__code__.co_firstlineno)
     assert lines == [1, 3, 4, 3, 4, 3]
+
+
+def test_no_point_is_where_an_error_comes_to_a_generator() -> None:
+    def generator() -> Iterator[None]:
+        try:
+            yield
+        except ValueError:
+            yield
+
+    given = generator()
+    next(given)
+    error = ValueError()
+    with chaos.interrupt(-1, within=HERE) as points:
+        given.throw(error)
+    assert points.passed == 0
 
 
 def test_a_handler_that_returns_lets_the_code_go_on() -> None:

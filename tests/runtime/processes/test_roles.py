@@ -33,7 +33,8 @@ def test_processes_are_forked_for_a_role_with_what_they_are_given() -> None:
     try:
         os.write(shared, b"for both")
         files = [(end,) for _, end in pipes]
-        number = warm.fork("tests.runtime.processes.roles:say", [3, 5], shared, files, Inbox(), {"seed": 7})
+        number = warm.number()
+        warm.fork(number, "tests.runtime.processes.roles:say", [3, 5], shared, files, Inbox(), {"seed": 7})
         for (read, _), rank in zip(pipes, (3, 5), strict=True):
             assert json.loads(os.read(read, 1000)) == [rank, "for both", True, {"seed": 7}]
         ended = []
