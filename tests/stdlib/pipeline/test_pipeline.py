@@ -451,6 +451,14 @@ def test_losses_that_do_not_add_up_are_refused(loss_fn: Loss, options: Any, matc
         stepped(mesh, mlp(2), loss_fn, **options)
 
 
+def test_one_microbatch_takes_any_loss() -> None:
+    with partitioned_mesh(pipe=2) as mesh:
+        model = mlp(2)
+        dense = copy.deepcopy(model)
+        pipe = pipeline(model, mesh, microbatches=1, layouts={})
+        trained(pipe, dense, batches(3), lambda o, t: (o - t).square().sum() / 4)
+
+
 def test_a_step_is_one_of_a_program_and_of_enough_rows() -> None:
     with partitioned_mesh(pipe=2) as mesh:
         pipe = pipeline(mlp(2), mesh, microbatches=2)
