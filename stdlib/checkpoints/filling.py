@@ -120,6 +120,15 @@ class Filling:
         expected = module.state_dict(keep_vars=True)
         start = name_of(path) + "." if path else ""
         found = {name[len(start) :]: name for name in self.catalog.under(path)}
+        for name in expected:
+            if name.rpartition(".")[2] == _EXTRA:  # a value, or a nest of its own
+                inside = [each for each in found if each.startswith(f"{name}.")]
+                for saved in [found.pop(each) for each in inside]:
+                    self._read_values([saved])
+                    if saved in self.catalog.tensors:
+                        self._want(saved)
+                if inside:
+                    expected = {each: held for each, held in expected.items() if each != name}
         present = {id(held) for name, held in expected.items() if name in found}
         missing = [name for name, held in expected.items() if name not in found and id(held) not in present]
         missing = [name for name in missing if self.catalog.ties.get(start + name) not in found.values()]
@@ -186,9 +195,11 @@ class Filling:
         """Have a nest hold what was read; gives what is to stand in its place, which is mostly itself."""
         if isinstance(value, nn.Module):
             for prefix, module in value.named_modules():
-                name = name_of((*path, f"{prefix}.{_EXTRA}".lstrip(".")))
-                if name in self._values or name in self.tensors:
-                    module.set_extra_state(self._get(name))
+                extra = (*path, f"{prefix}.{_EXTRA}".lstrip("."))
+                if name_of(extra) in self._values or name_of(extra) in self.tensors:
+                    module.set_extra_state(self._get(name_of(extra)))
+                elif self.catalog.under(extra):
+                    module.set_extra_state(_with_keys_of(self._tree(extra, self._get), module.get_extra_state()))
         elif isinstance(value, Optimizer):
             self._fill_optimizer(path, value)
         elif isinstance(value, torch.Generator):

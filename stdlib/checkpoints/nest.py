@@ -72,7 +72,7 @@ def contents_of(state: Any) -> Contents:
 def _collect(path: Path, value: Any, found: Contents, names: Mapping[int, str]) -> None:
     if isinstance(value, nn.Module):
         for name, entry in value.state_dict(keep_vars=True).items():
-            if isinstance(entry, torch.Tensor) or is_value(entry):
+            if isinstance(entry, torch.Tensor) or is_value(entry) or entry == {}:  # the extra state of a module
                 found.add((*path, name), entry)
             else:
                 _collect((*path, name), entry, found, names)

@@ -121,6 +121,31 @@ def test_what_dcp_wrote_is_read(tmp_path: Path) -> None:
     assert torch.equal(into["t"], held["t"]) and into["step"] == 4
 
 
+class WithExtra(nn.Linear):
+    extra: Any = None
+
+    def get_extra_state(self) -> Any:
+        return self.extra
+
+    def set_extra_state(self, state: Any) -> None:
+        self.extra = state
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize(
+    "extra",
+    [3, {}, {"seen": {"a": 5, "by": [2, "x"]}, "last": None}, {"mean": torch.ones(3), "count": 2}, [1, {"a": 2}]],
+)
+def test_extra_state_of_modules_comes_back(extra: Any, tmp_path: Path) -> None:
+    model = monarch.module_to_mesh(nn.Sequential(WithExtra(2, 2), WithExtra(2, 2)), Mesh(a=2))
+    model[0].extra, model[1].extra = extra, {1: "x"}
+    monarch.save({"model": model}, tmp_path / "c").result()
+    for before in (None, {}, extra):
+        model[0].extra, model[1].extra = before, {1: "y"}
+        monarch.load(tmp_path / "c", into={"model": model})
+        assert str(model[0].extra) == str(extra) and model[1].extra == {1: "x"}
+
+
 @pytest.mark.usefixtures("here")
 def test_one_file_of_safetensors_is_read_and_written(tmp_path: Path) -> None:
     safetensors.torch.save_file({"weight": torch.ones(3, 5), "bias": torch.arange(3.0)}, tmp_path / "a.safetensors")
