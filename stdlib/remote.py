@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import warnings
+import zlib
+from collections import Counter
 from collections.abc import Callable, Coroutine
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -33,6 +36,8 @@ TENSOR = torch.Tensor
 _PLAIN = (int, float, complex, str, bytes, type(None), numpy.generic, torch.dtype)
 MANY_VALUES = 8
 """With how many ops of one function a warning says so."""
+MANY_OPS = 64
+"""After so many of one function PyTorch is given no further ones."""
 
 
 @overload
@@ -284,12 +289,20 @@ class _Call:
 
 _OPS: dict[str, Any] = {}
 """The ops of functions, by what they compute: calls of equal functions with equal plain arguments are of one op."""
+_FORMS: Counter[str] = Counter()
+"""How many of these there are of a function's name and so many operands and results."""
 
 
-def _op_of(call: _Call, operands: int, results: int) -> tuple[str, Any]:
+def _op_of(call: _Call, operands: int, results: int) -> tuple[str, Callable[..., Any]]:
+    """An op and its name. PyTorch forgets no op: of a function with many values of what stays in the op, as a path that
+    is another at each call, the later calls are of one op, which has their functions as text."""
+
+    def pickled() -> bytes:
+        spec = pytree.treespec_dumps(call.spec)
+        return cloudpickle.dumps((call.function, call.propagate, call.places, spec, call.name, operands, results))
+
     def digest() -> str:
-        parts = call.function, call.propagate, call.places, pytree.treespec_dumps(call.spec), operands, results
-        return hashlib.sha256(cloudpickle.dumps(parts)).hexdigest()[:16]
+        return hashlib.sha256(pickled()).hexdigest()[:16]
 
     recording = current_program()
     python = None if recording is None else recording.repeatable
@@ -303,10 +316,34 @@ def _op_of(call: _Call, operands: int, results: int) -> tuple[str, Any]:
         ) from error
     word = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in call.name)
     name = f"monarch_remote::{word}_{text}"
-    if name not in _OPS:
-        takes = ", ".join(f"Tensor x{number}" for number in range(operands))
-        gives = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
-        op = torch.library.custom_op(name, call.run, mutates_args=(), schema=f"({takes}) -> {gives}")
-        op.register_fake(call.fake)
-        _OPS[name] = op
-    return name, _OPS[name]
+    if name in _OPS:
+        return name, _OPS[name]
+    takes = ", ".join(f"Tensor x{number}" for number in range(operands))
+    gives = "Tensor" if results == 1 else f"({', '.join(['Tensor'] * results)})"
+    form = f"monarch_remote::{word}_{operands}_{results}"
+    if _FORMS[form] < MANY_OPS:
+        _FORMS[form] += 1
+        _OPS[name] = torch.library.custom_op(name, call.run, mutates_args=(), schema=f"({takes}) -> {gives}")
+        _OPS[name].register_fake(call.fake)
+        return name, _OPS[name]
+    if form not in _OPS:
+        _OPS[form] = torch.library.custom_op(form, _run, mutates_args=(), schema=f"(str function, {takes}) -> {gives}")
+        _OPS[form].register_fake(_fake)
+    return name, partial(_OPS[form], base64.b64encode(zlib.compress(pickled())).decode())
+
+
+def _run(text: str, *operands: torch.Tensor) -> Any:
+    return _of_text(text).run(*operands)
+
+
+def _fake(text: str, *operands: torch.Tensor) -> Any:
+    with unwatched():  # what it reads is noted where `propagate` itself is asked
+        return _of_text(text).fake(*operands)
+
+
+@lru_cache(maxsize=MANY_OPS)
+def _of_text(text: str) -> _Call:
+    """The call that was pickled. For its numbers others make no difference."""
+    function, propagate, places, spec, name, *_ = cloudpickle.loads(zlib.decompress(base64.b64decode(text)))
+    numbers = [None if place is TENSOR or isinstance(place, tuple) else place(1) for place in places]
+    return _Call(function, propagate, pytree.treespec_loads(spec), places, numbers, name)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
+from contextlib import ExitStack
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from torch._library.custom_ops import OPDEFS
 
 import monarch
 from monarch.compiler.errors import ProgramError
@@ -141,3 +144,30 @@ def test_workers_run_it_and_refuse_another_shape() -> None:
         assert exact(x, 2**62 + 1).full_tensor().tolist() == [2**62 + 1]
         with pytest.raises(monarch.DeviceMeshError, match="propagate says"):
             wrong(x).full_tensor()
+
+
+def _marked(x: torch.Tensor, by: float, path: str) -> torch.Tensor:
+    return x * by + len(path)
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["in this process", "on workers"])
+def test_values_that_stay_in_the_op_are_of_few_ops(dense: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a path is that each call gives anew: PyTorch forgets no op, and nor do the workers."""
+    monkeypatch.setattr("monarch.stdlib.remote.MANY_OPS", 2)
+    marked = monarch.remote(functools.partial(_marked), propagate=lambda x, by, path: x if path else None)
+    marked.__name__ = "marked_in_process" if dense else "marked_on_workers"
+    x = torch.rand(4)
+    with ExitStack() as stack:
+        if dense:
+            stack.enter_context(executors_by(DenseExecutor))
+            stack.enter_context(compiling_with(compile_dense))
+        mesh = stack.enter_context(Mesh(data=2))
+        step: Any = program(lambda x, by, path: marked(x * 1, by, path), mesh=mesh)
+        placed = monarch.distribute(x, mesh)
+        stack.enter_context(warnings.catch_warnings())
+        warnings.simplefilter("ignore", monarch.PerformanceWarning)
+        for number in (*range(1, 6), 1, 5):
+            for by in (0.5, 2.0):
+                assert torch.equal(step(x, by, "p" * number).full_tensor(), x * by + number)
+                assert torch.equal(marked(placed, by, "p" * number).full_tensor(), x * by + number)
+    assert len([name for name in OPDEFS if marked.__name__ in name]) == 3
