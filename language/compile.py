@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.config import settings
@@ -77,18 +78,49 @@ def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
     return partitioned
 
 
+_collector: list[Callable[[], None]] = []
+"""What gives the settings of Python's garbage collector back that are others meanwhile."""
+
+
 @contextmanager
 def full_collections_later() -> Iterator[None]:
     """Within the block Python's garbage collector looks at what is new alone. Tracing, compiling and giving a first
     step make enough objects to have it go through all others several times, for 0.2 s each: torch has 400,000."""
     before = gc.get_threshold()
     within = (*before[:2], 1 << 30)
-    try:
-        gc.set_threshold(*within)
-        yield
-    finally:
+
+    def give_back() -> None:
         if gc.get_threshold() == within:  # the user's function may have changed it
             gc.set_threshold(*before)
+
+    with _until(partial(gc.set_threshold, *within), give_back):
+        yield
+
+
+@contextmanager
+def collected_later() -> Iterator[None]:
+    """Within the block the garbage collector runs when it is called only. The functions that finalize what it finds
+    would be taken for the program's own, and what they read and write for its reads and effects."""
+    with _until(gc.disable, gc.enable if gc.isenabled() else gc.disable):
+        yield
+
+
+@contextmanager
+def _until(begin: Callable[[], None], give_back: Callable[[], None]) -> Iterator[None]:
+    _collector.append(give_back)
+    try:
+        begin()
+        yield
+    finally:
+        if give_back in _collector:
+            _collector.remove(give_back)
+            give_back()
+
+
+def collect_as_before() -> None:
+    """Give the garbage collector its settings back, within these blocks, for code that looks at them."""
+    while _collector:
+        _collector.pop()()
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import dis
-import gc
 import importlib.util
 import logging
 import os
@@ -23,11 +22,12 @@ from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, Module
 from typing import Any
 
 from monarch.compiler.errors import ProgramError, Source
+from monarch.language.compile import collect_as_before
 from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import MISSING
 from monarch.language.programs.kinds import Tensor, is_users_own_module
 from monarch.language.programs.library import Library
-from monarch.language.programs.settings import SETTINGS, Set
+from monarch.language.programs.settings import COLLECTOR, SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.source import belongs_to_user, is_users_file
@@ -48,7 +48,7 @@ _UNKNOWN_NAMES = {
     "datetime": frozenset(("now", "today", "utcnow")),
     "sys": frozenset("modules stdin _getframe _current_frames getrefcount gettrace getprofile".split()),
     "threading": frozenset("active_count current_thread enumerate main_thread get_ident stack_size".split()),
-    "gc": frozenset("get_objects get_referrers isenabled get_threshold get_count get_stats".split()),
+    "gc": frozenset("get_objects get_referrers get_count get_stats".split()),
     "inspect": frozenset(("currentframe", "stack")),
     "traceback": frozenset(("extract_stack", "format_stack", "print_stack", "walk_stack")),
     "logging": frozenset(("getLevelName", "getHandlerNames")),
@@ -234,19 +234,6 @@ def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
     return False
 
 
-@contextmanager
-def collected_later() -> Iterator[None]:
-    """Within the block the garbage collector runs when it is called only. The functions that finalize what it finds
-    would be taken for the program's own, and what they read and write for its reads and effects."""
-    runs = gc.isenabled()
-    try:
-        gc.disable()
-        yield
-    finally:
-        if runs:
-            gc.enable()
-
-
 class Entered:
     """The functions that a trace has entered so far."""
 
@@ -383,7 +370,11 @@ class Entered:
 
     def _settings(self, known: _Code, names: dict[str, Any]) -> None:
         """Note the settings on which depends what code calls."""
-        modules = {value.__name__ for name in known.globals if isinstance(value := names.get(name), ModuleType)}
+        values = [names.get(name) for name in known.globals]
+        modules = {value.__name__ for value in values if isinstance(value, ModuleType)}
+        if "gc" in modules or any(getattr(value, "__module__", "") == "gc" for value in values):
+            collect_as_before()
+            self.snapshot.note(Set(COLLECTOR))
         for setting in SETTINGS:
             if not (setting.names.isdisjoint(known.names) and setting.names.isdisjoint(modules)):
                 self.snapshot.note(Set(setting))

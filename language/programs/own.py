@@ -40,7 +40,8 @@ def check_own(
     given: list[Any], symbols: list[Any], as_made: list[dict[str, Any]], entered: Entered, backward: bool
 ) -> None:
     """Raise ArgumentWritten where the program gives an argument an attribute or a hook, differentiates (`backward`)
-    with one that has hooks, or may read the gradient of one that is plain."""
+    with one that has hooks, or may read the gradient of one that is plain, or ask for the history of one that has
+    one."""
     for number, (symbol, own) in enumerate(zip(symbols, given, strict=False)):
         if not isinstance(symbol, DistributedTensor) or symbol is own:
             continue
@@ -55,6 +56,10 @@ def check_own(
             what, hint = "has hooks, and the program differentiates", "they would not run: place it on the mesh,"
         elif has.grad and not isinstance(own, DistributedTensor) and (source := entered.attribute("grad")) is not None:
             what, hint = "is a plain tensor with a gradient, which the program may read", "place it on the mesh,"
+        elif own.requires_grad and not own.is_leaf:
+            source = entered.attribute("is_leaf") or entered.attribute("grad_fn")
+            if source is not None:
+                what, hint = "has a history of autograd's, which the program may ask for", "place it on the mesh,"
         if what:
             raise ArgumentWritten(
                 f"argument {number} of the program {what}",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import abc
 import decimal
+import gc
 import locale
 import sys
 from ast import literal_eval
@@ -76,6 +77,12 @@ def _set_dtype(value: str) -> None:
     torch.set_default_dtype(getattr(torch, value.removeprefix("torch.")))
 
 
+def _set_collector(value: str) -> None:
+    runs, thresholds = literal_eval(value)
+    (gc.enable if runs else gc.disable)()
+    gc.set_threshold(*thresholds)
+
+
 def _matmul(name: str) -> Setting:
     """A flag of `torch.backends.cuda.matmul`, an object whose attributes are all computed."""
     get = getattr(torch._C, f"_get_cublas_{name}")
@@ -91,6 +98,8 @@ def _of(module: Any, get: str, put: str | None = None, *others: str) -> Setting:
 
 
 DECIMAL = Setting(frozenset(("decimal", "Decimal")), _decimal, _set_decimal)
+COLLECTOR = Setting(frozenset(("gc",)), lambda: repr((gc.isenabled(), gc.get_threshold())), _set_collector)
+"""Python's garbage collector, whose settings are others while a program is traced, unless its code looks at them."""
 SETTINGS = (
     DECIMAL,
     Setting(

@@ -23,6 +23,7 @@ from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
 from monarch.compiler.tape import Expr, Tape, Value
 from monarch.compiler.types import TensorType
+from monarch.language.compile import collected_later
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
 from monarch.language.programs.call import (
@@ -35,7 +36,7 @@ from monarch.language.programs.call import (
     requiring_gradients,
 )
 from monarch.language.programs.effects import Change, Effects, Make, Specialise
-from monarch.language.programs.entered import Entered, collected_later
+from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
 from monarch.language.programs.held import PLAIN, Contents, Held

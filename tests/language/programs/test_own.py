@@ -131,3 +131,12 @@ def test_attributes_that_no_program_reads_cost_nothing(mesh: Mesh, traces: list[
         x.number = number
         assert double(x).tolist() == [2] * 3
     assert len(traces) == 1
+
+
+def test_whether_an_argument_is_a_leaf_is_so_as_without_a_program(mesh: Mesh) -> None:
+    step = program(lambda x: (x * 2, x.is_leaf, x.grad_fn is None), mesh=mesh)
+    leaf = distribute(torch.ones(2), mesh).requires_grad_()
+    for x in (leaf, leaf * 2, leaf):
+        assert step(x)[1:] == (x.is_leaf, x.grad_fn is None)
+    with pytest.raises(ArgumentWritten, match=r"(?s)argument 0 .* has a history.*monarch.distribute\(x, mesh\)"):
+        step(torch.ones(2).requires_grad_() * 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import builtins
 import decimal
+import gc
 import locale
 import random
 import sys
@@ -301,6 +302,28 @@ def test_a_default_dtype_that_a_program_sets_is_that_of_the_call(mesh: Mesh) -> 
         found = step(torch.zeros(4)).full_tensor()
         assert found.equal(torch.ones(4, dtype=DTYPE[0]) / 3)
         assert found.dtype == DTYPE[0]
+
+
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_the_collector_s_settings_are_the_user_s(mesh: Mesh, traces: list[str]) -> None:
+    """Though it waits while other code is traced. What a program sets, each call sets."""
+    before = gc.get_threshold()
+    look = program(lambda x: (x * 2, gc.isenabled(), gc.get_threshold()), mesh=mesh)
+    stop = program(lambda x: (x * 2, gc.disable()), mesh=mesh)
+    x = torch.ones(2)
+    try:
+        for thresholds in (before, before, (600, 5, 5)):
+            gc.set_threshold(*thresholds)
+            assert look(x)[1:] == (True, thresholds)
+            assert gc.get_threshold() == thresholds
+        for _ in range(2):
+            gc.enable()
+            stop(x)
+            assert not gc.isenabled()
+        assert len(traces) == 3
+    finally:
+        gc.enable()
+        gc.set_threshold(*before)
 
 
 def test_an_operator_of_tensors_that_is_replaced_is_noticed(mesh: Mesh) -> None:
