@@ -336,7 +336,8 @@ class Effects:
             number = self._inputs.get(id(ref))
             if number is not None:
                 return isinstance(self._arguments[number], DistributedTensor)
-            return id(ref) in self._refs or id(ref.cell) in self.cells
+            # What cannot be looked into may hold any tensor: such a call, which is traced, returns the very objects.
+            return id(ref) in self._refs or id(ref.cell) in self.cells or self.cannot is not None
         if isinstance(value, DistributedTensor) or _is_container(value):
             return id(value) in self._memo or id(value) in self._guards.spot_of
         return False

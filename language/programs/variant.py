@@ -391,6 +391,8 @@ class Variant:
         leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
         self._home = trace.mesh_of(leaf) if isinstance(leaf, Value) else None
         """Where the result is, if that is one tensor."""
+        self._differentiable = trace.result.differentiable[:1] == [True]
+        """Whether that has a history: what a call leaves in Python may have one, and its result none."""
 
     def at(self, compiled: Compiled) -> Variant:
         """The same trace with a plan for other sizes."""
@@ -526,7 +528,7 @@ class Variant:
         self, handles: list[Handle], scalars: Mapping[str, float], end: Ending | None, outcome: Outcome | None = None
     ) -> Any:
         if self._home is not None:
-            return self.compiled.result(0, handles[0], self._home, end)
+            return self.compiled.result(0, handles[0], self._home, end if self._differentiable else None)
         return self.compiled.results(self.trace, handles, scalars, end, outcome)
 
     def _given_up(self, live: Live, leaves: list[Any]) -> list[Any]:

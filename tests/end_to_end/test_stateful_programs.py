@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 
 from monarch.distributed import Mesh
-from tests.language.programs.stateful import BODIES, CHANGES, compare
+from tests.language.programs.stateful import BODIES, CHANGES, GIVEN, compare
 from tests.sample import examples
 
 
@@ -20,8 +20,10 @@ def workers() -> Iterator[Mesh]:
 
 
 @examples(3, 200)
-@given(BODIES, CHANGES)
-def test_a_program_is_the_same_code_without_it(workers: Mesh, inside: list[str], outside: list[list[str]]) -> None:
+@given(BODIES, CHANGES, GIVEN)
+def test_a_program_is_the_same_code_without_it(
+    workers: Mesh, inside: list[str], outside: list[list[str]], kinds: list[str]
+) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        compare(inside, outside, workers)
+        compare(inside, outside, kinds, workers)

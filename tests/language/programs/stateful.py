@@ -12,519 +12,19 @@ import os
 import re
 import types
 from collections import ChainMap, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import strategies as st
 from torch import nn
 
+from monarch.compiler.errors import MonarchError
 from monarch.language import DistributedTensor, Mesh, distribute, module_to_mesh, program
-
-KINDS = """
-import array, collections, contextvars, copy, dataclasses, enum, functools, itertools, os, types, weakref
-
-class Mode(enum.Enum):
-    A = 1
-    B = 2
-
-@dataclasses.dataclass
-class Plain:
-    count: int = 0
-    rate: float = 1.0
-    kept: list = dataclasses.field(default_factory=list)
-
-class Flags(enum.Flag):
-    A = 1
-    B = 2
-
-Point = collections.namedtuple("Point", "v n")
-"""
-"""What programs do not change."""
-
-PRELUDE = """
-class Base:
-    base_only = 1.0
-    @program
-    def member(self, y):
-        self.f = self.f * 0.5
-        return y * self.k + self.f
-
-class Other:
-    def __init__(self, scale):
-        self.scale = scale
-        self.z = make(0.5)
-
-class S(Base):
-    count = 1
-    def apply(self, y):
-        return y * self.o.scale + self.a
-    @property
-    def twice(self):
-        return self.k * 2
-    def outer_member(self, y):
-        inner = self.member(y)
-        return inner * 2, inner.detach()
-
-def helper(y):
-    return y + G
-
-x0 = make(0.25)
-s = S()
-s.a, s.b, s.c, s.k, s.f, s.flag, s.t, s.d, s.o = make(1.0), make(2.0), None, 1, 0.5, True, [], {}, Other(0.5)
-s.fail, s.n = False, None
-G = 1
-GT = make(0.0)
-"""
-
-PIECES = {
-    "lotted": """
-class Slotted:
-    __slots__ = ("value", "__weakref__")
-
-s.slotted = Slotted()
-""",
-    "egistry": """
-class Registry(dict):
-    def get(self, key):
-        return super().get(key) * self.scale
-
-registry = Registry(a=2.0)
-registry.scale = 1.0
-""",
-    "ecord": """
-class Record:
-    __slots__ = ("value", "parts")
-    def __init__(self, value):
-        self.value, self.parts = value, []
-
-record = Record(1.0)
-""",
-    "azy": """
-class Lazy:
-    shared = []
-    @functools.cached_property
-    def made(self):
-        return self.size * 2
-    def __getattr__(self, name):
-        if name.startswith("auto_"):
-            return self.size * len(name)
-        raise AttributeError(name)
-    def __setattr__(self, name, value):
-        object.__setattr__(self, name, value + 1 if name == "size" else value)
-    def __len__(self):
-        return int(self.size)
-    def __call__(self, y):
-        return y * self.size
-    @classmethod
-    def add(cls, value):
-        cls.shared = [*cls.shared[-1:], value]
-
-s.lazy = Lazy()
-s.lazy.size = 1
-""",
-    "caught": """
-def caught(y):
-    try:
-        s.k += 1
-        y = y * s.k
-        s.ct["caught"] += 1
-        s.d["missing"] if s.flag else s.t[len(s.t)]
-    except KeyError:
-        return y + s.ct["caught"]
-    except IndexError as error:
-        s.last = type(error).__name__
-        return y * 0.5
-    finally:
-        s.f = s.f * 0.5
-
-s.ct, s.last = collections.Counter("a"), None
-""",
-    "by_default": """
-def by_default(y, kept=[]):
-    kept.append(len(kept))
-    return y + sum(kept[-3:])
-""",
-    "s.gen": """
-def counting(start):
-    while True:
-        start += 1
-        yield start
-
-s.gen = counting(0)
-""",
-    "s.q": "s.q = collections.deque([make(0.5)], 2)",
-    "s.e": "s.e = {1}",
-    "s.p": "s.p = Plain()",
-    "s.on": "s.on = Mode.A",
-    "s.g": "s.g = {}",
-    "s.cached": "s.cached = functools.cache(lambda by: by * s.f)",
-    "s.dd": "s.dd = collections.defaultdict(list)",
-    "s.ct": 's.ct = collections.Counter("a")',
-    "s.od": "s.od = collections.OrderedDict(a=make(0.5), b=x0)",
-    "s.pt": "s.pt = Point(make(0.5), 1)",
-    "s.fl": "s.fl = Flags.A",
-    "s.w": "s.w = weakref.ref(s.o)",
-    "s.ns": "s.ns = types.SimpleNamespace(v=1.0)",
-    "s.fs": "s.fs = []",
-    "s.i": "s.i = make(2.0).long()",
-    "s.it": "s.it = itertools.cycle([1.0, 2.0, 0.5])",
-    "s.ch": 's.ch = collections.ChainMap({}, {"a": 2})',
-    "s.ar": 's.ar = array.array("d", [0.5])',
-    "s.by": 's.by = bytearray(b"ab")',
-    "CV": 'CV = contextvars.ContextVar("CV", default=1)',
-    "half": "half = functools.partial(lambda y, by: y * by, by=0.5)",
-}
-"""What a world has only where its text has this in it: a trace looks at all that there is."""
-
-NET = """
-def build():
-    net = place(torch.nn.Linear(3, 3))
-    return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.5)
-
-net, opt = build()
-net2, opt2 = build()
-sched = torch.optim.lr_scheduler.StepLR(opt, 2, 0.5)
-"""
-
-DEEP = """
-class Deep(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.one = torch.nn.Linear(3, 3)
-        self.two = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh())
-        self.norm = torch.nn.BatchNorm1d(3)
-        self.scale = 1.0
-        self.register_buffer("seen", torch.zeros(3))
-    def forward(self, y):
-        self.seen = self.seen * 0.5 + y.detach()
-        return self.norm(torch.stack([self.one(y), self.two(y), y * self.scale])).sum(0)
-
-deep = place(Deep())
-dopt = torch.optim.Adam([{"params": deep.one.parameters()}, {"params": deep.two.parameters(), "lr": 0.01}], lr=0.02)
-hook = deep.two.register_forward_hook(lambda module, args, out: out * 0.5)
-"""
-
-MODULES = {"net": (NET, "net", "opt", "sched"), "deep": (DEEP, "deep", "dopt", "hook")}
-"""Likewise, where it has one of the words: modules take long to make."""
-
-PROGRAM = """
-def outer():
-    n = make(0.0)
-    @program
-    def inner(y):
-        return y * 0.5 + s.f
-    def step(x):
-        global G, GT, registry, half
-        nonlocal n
-        y = x * 1.0
-%s
-        if s.fail:
-            raise KeyError("the user's own")
-        return y
-    def look():
-        return n
-    return program(step), look
-
-step, look = outer()
-"""
-
-INSIDE = """
-s.p.count += 1; y = y + s.p.count
-s.p = dataclasses.replace(s.p, rate=s.p.rate * 0.5)
-y = y * s.p.rate
-s.p.kept.append(y.detach())
-y = y + s.slotted.value if hasattr(s.slotted, 'value') else y
-s.slotted.value = x * 0.5
-y = s.member(y)
-y = y + s.base_only
-for group in opt.param_groups: group['lr'] = max(group['lr'] * 0.5, 0.01)
-y = y + round(opt2.param_groups[0]['lr'], 3)
-sched.step()
-y = y + len(os.getenv('MONARCH_STATEFUL', ''))
-s.g = {**s.g, s.k: y.detach()} if len(s.g) < 3 else {}
-y = y + s.on.value
-s.on = Mode.B if s.on is Mode.A else Mode.A
-s.a, alias = s.a.clone(), s.a; alias.add_(1)
-s.b = s.a[:2].sum() + s.b
-y, s.c = s.outer_member(y)
-s.cached.cache_clear() if s.flag else None; y = y * s.cached(2)
-s.a = s.a * 0.5 + x
-s.b = s.a + 1
-s.a, s.b = s.b, s.a
-s.k += 1
-y = y * s.k
-y = y + s.twice
-y = y + 1 if s.flag else y
-s.flag = not s.flag
-s.f = s.f * 0.5
-s.t.append(y.detach())
-y = y + s.t[-1] if s.t else y
-s.t = s.t[-2:]
-y = y + len(s.t)
-s.d['u'] = y * 0.5
-y = y + s.d.get('u', 0.0)
-s.d.pop('u', None)
-s.d = {**s.d, str(s.k % 2): x}
-y = y + sum(s.d.values())
-G += 1
-y = helper(y)
-GT = GT * 0.5 + y.detach()
-y = y + GT
-n = n * 0.5 + y.detach()
-y = y + n
-s.a.add_(x)
-s.b.mul_(0.5)
-s.a.data = s.a.data * 0.5
-y = s.apply(y)
-y = inner(y)
-y = y + s.o.z * s.o.scale
-s.o = Other(0.25)
-s.o.scale = s.k * 0.5
-s.c = x
-s.c = y
-y = y + s.c if s.c is not None else y
-S.count += 1
-y = y * S.count
-y = y + 1 if s.a is s.b else y
-y = y + getattr(s, 'ab'[int(s.k) % 2])
-setattr(s, 'xy'[int(s.k) % 2], s.k)
-y = y + 1 if hasattr(s, 'x') else y
-opt.zero_grad(); net(y.detach()).square().mean().backward(); opt.step()
-y = y + net(x).detach()
-y = y + 0.1 * net.weight.grad.sum() if net.weight.grad is not None else y
-net.train(not net.training)
-y = y * 2 if net.training else y
-s.t.insert(0, s.b)
-s.t.clear()
-s.q.append(x)
-y = y + sum(s.q)
-s.e = s.e | {s.k % 3}
-y = y * len(s.e)
-s.n = None if s.n is not None else x * 2
-y = y + (s.n if s.n is not None else 1)
-y = y * registry.get('a')
-registry.scale = registry.scale * 0.5
-registry['b'] = y.detach()
-registry = type(registry)(registry, a=3.0); registry.scale = 2.0
-record.value = record.value * 0.5
-y = y * record.value
-record.parts.append(x)
-y = y + sum(record.parts[-2:])
-y = half(y)
-half = functools.partial(getattr(half, 'func', half), by=s.f)
-for each in (net, net2): y = y + each(x).detach()
-opt2.zero_grad(); (net(x) * net2(x)).sum().backward(); opt2.step()
-torch.nn.utils.clip_grad_norm_(net.parameters(), 0.1)
-opt.param_groups[0]['lr'] *= 0.5
-y = y + opt.param_groups[0]['lr']
-for value in list(s.d.values()): y = y + value
-s.t += [x, y.detach()]
-s.t[:] = s.t[:1]
-y = y + getattr(s, 'missing', 1)
-s.a, s.t = (s.t[0] if s.t else s.a), [s.a]
-y = y + (lambda: s.f)()
-with torch.no_grad(): net2.weight.mul_(0.5)
-net2.weight.grad = None
-S.late = s.f
-y = y + getattr(S, 'late', 0.0)
-y = y + x.requires_grad
-s.w = weakref.ref(s.o); y = y * s.w().scale
-y = y + 1 if s.w() is s.o else y
-s.dd['u'].append(y.detach()); y = y + s.dd['u'][-1]
-s.dd[s.k % 2] += [x]; y = y * len(s.dd)
-s.ct['a'] += 1; y = y * s.ct['a']
-s.ct.update('ab'); y = y + s.ct.most_common(1)[0][1]
-s.od['b'] = x; s.od.move_to_end('a'); y = y + next(iter(s.od.values()))
-s.od.popitem(last=False); s.od[str(s.k)] = y.detach(); y = y * len(list(s.od))
-s.pt = s.pt._replace(v=s.pt.v * 0.5 + x); y = y + s.pt.v * s.pt.n
-s.pt = Point(s.pt.v, s.pt.n + 1)
-y = y + next(s.gen)
-y = y * next(s.it)
-y = y + CV.get()
-CV.set(CV.get() + 1)
-s.fl = s.fl | Flags.B; y = y * s.fl.value
-y = y + 1 if Flags.A in s.fl else y
-s.fl ^= Flags.A
-for function in s.fs[-2:]: y = function(y)
-s.fs = [(lambda y, i=i: y + i * s.f) for i in range(2)]
-s.fs.append((lambda z: lambda y: y + z)(y.detach()))
-y = caught(y)
-y = by_default(y)
-y = y + s.lazy.made + s.lazy.auto_scale
-s.lazy.size = s.lazy.size * 0.5
-s.lazy.__dict__.pop('made', None)
-y = s.lazy(y) + len(s.lazy)
-Lazy.add(y.detach()); y = y + Lazy.shared[-1]
-s.ns.v *= 0.5; y = y * s.ns.v
-s.ns = types.SimpleNamespace(v=y.detach().sum())
-s.ch['a'] = s.ch['a'] + 1; y = y + s.ch['a']
-s.ar.append(s.f); y = y + s.ar[-1] + len(s.ar)
-s.by[0] += 1; y = y + s.by[0] * 0.01
-del s.d; s.d = {'v': x}
-y = y + deep(x).detach()
-dopt.zero_grad(); deep(x).square().sum().backward(); dopt.step()
-deep.two[0], deep.one = deep.one, deep.two[0]
-deep.norm.eval()
-deep.train(not deep.training)
-deep.norm.momentum = s.f * 0.5
-deep.norm.reset_running_stats()
-y = y + deep.norm.running_mean + deep.norm.num_batches_tracked
-deep.seen.add_(y.detach()); y = y + deep.seen
-deep.scale = deep.scale * 0.5
-dopt.param_groups[1]['weight_decay'] = s.f
-dopt.param_groups.reverse()
-handle = net.register_forward_hook(lambda module, args, out: out * s.f); y = y + net(x).detach(); handle.remove()
-hook.remove()
-z = net(x); z.register_hook(lambda grad: grad * 0.5); z.sum().backward()
-s.a[:2].mul_(0.5)
-s.a[0] = s.f
-view = s.a.view(3, 1); view.add_(1.0); y = y + view[:, 0]
-s.a.unsqueeze(0).expand(2, 3)[0].add_(1.0) if False else None; y = y + s.a.unsqueeze(0).expand(2, 3).sum(0)
-torch.nn.init.constant_(net.bias, s.f)
-net.bias.requires_grad_(not net.bias.requires_grad)
-z = s.a.detach().clone().requires_grad_(); (z * z).sum().backward(); y = y + z.grad
-s.g2 = torch.autograd.grad(net(x).sum(), net.weight)[0]; y = y + s.g2.sum(0)
-y = y.double().float()
-s.a = s.a.double()
-y = y + s.a.to(y.dtype)
-s.i = s.i + 1; y = y * s.i
-s.i.add_(s.k)
-y = y + (torch.rand_like(y) < 2.0).to(y.dtype)
-y = torch.nn.functional.dropout(y, 0.0) + 0 * torch.randn(3)
-y = y + (net.weight.grad is None) + len(opt.state)
-opt.zero_grad(set_to_none=False)
-opt.state.clear()
-for name, parameter in net.named_parameters(): y = y + parameter.detach().sum() * len(name)
-y = y + sum(getattr(s, each).sum() for each in ('a', 'b'))
-y = y + functools.reduce(lambda a, b: a + b, [s.a, x], s.f)
-y, *rest = (y, *s.t[:1]); y = y + len(rest)
-s.t, s.d = [*s.t, s.t][:1], {**s.d}
-""".strip().splitlines()
-
-OUTSIDE = """
-s.p.rate = 2.0
-s.p = Plain(3)
-s.slotted = Slotted()
-s.slotted.value = make(0.5)
-type(s).base_only = 2.0
-Base.base_only = 5.0
-os.environ['MONARCH_STATEFUL'] = os.environ.get('MONARCH_STATEFUL', '')[:3] + 'a'
-s.on = Mode.B
-sched = torch.optim.lr_scheduler.StepLR(opt, 1, 0.5)
-opt.param_groups[0]['lr'] = 1
-half = functools.partial(half, by=2.0) if isinstance(half, functools.partial) else half
-net.register_forward_hook(lambda module, args, out: out + 1)
-s = copy.copy(s)
-s.member = types.MethodType(lambda self, y: y * self.k, s)
-pass
-s.k = 5
-s.k = 1.0
-s.k = True
-s.flag = not s.flag
-s.a = make(3.0)
-s.t = []
-s.t.append(make(0.5))
-s.t = list(s.t)
-s.d = dict(s.d)
-s.d['u'] = make(0.25)
-s.b = s.a
-s.t = [s.a, s.b]
-G = 7
-G = 1.0
-GT = make(1.5)
-s.o.scale = 0.75
-s.o = Other(1)
-s.c = None
-S.count = 2
-S.apply = lambda self, y: y - self.a
-s.apply = lambda y: y + 2
-helper = lambda y: y * 2
-s.a.add_(1)
-s.f = -0.0
-net, opt = build()
-net.eval()
-net.weight = torch.nn.Parameter(place(torch.nn.Linear(3, 3)).weight.detach() * 0.5)
-net.zero_grad()
-opt.param_groups[0]['lr'] = 0.01
-opt.param_groups[0]['momentum'] = 0.25
-net.bias.requires_grad_(False)
-keep = s.a
-s.fail = True
-s.fail = 1
-s.fail = 2
-s.fail = 3
-s.x = 1
-s.__dict__.pop('x', None)
-s.missing = 3
-registry.scale = 4.0
-registry['a'] = 0.5
-record = Record(2.0)
-record.parts = [make(1.0)]
-net, net2 = net2, net
-net2, opt2 = build()
-net2 = net
-net.load_state_dict({k: v * 0.5 for k, v in net.state_dict().items()})
-s.q.clear()
-s.q = type(s.q)(s.q, 3)
-s.e.add(7)
-s.d.clear()
-S.twice = property(lambda self: 7)
-s.w = weakref.ref(s)
-s.w = weakref.ref(s.o)
-s.dd = collections.defaultdict(list)
-s.dd.default_factory = lambda: [make(1.0)]
-s.dd['u'] = []
-s.ct.clear()
-s.ct['b'] = 5
-s.od.move_to_end(next(iter(s.od)))
-s.od = collections.OrderedDict(reversed(list(s.od.items())))
-s.pt = Point(make(1.0), 2)
-s.it = itertools.cycle([3.0])
-s.gen = counting(5)
-CV.set(7)
-s.fl = Flags.A | Flags.B
-s.fs = [lambda y: y * 2]
-s.fs.reverse()
-s.lazy = Lazy(); s.lazy.size = 2
-s.lazy.made = 5
-Lazy.__getattr__ = lambda self, name: 3
-Lazy.shared = [make(0.5)]
-s.ns.v = 2.0
-s.ch.maps[1]['a'] = 7
-s.ch = s.ch.new_child({'a': 1})
-s.ar[0] = 2.0
-s.by[0] = 7
-by_default.__defaults__[0].clear()
-caught = lambda y: y
-deep.norm.eval()
-deep.train()
-deep.one = place(torch.nn.Linear(3, 3))
-deep.two = torch.nn.Sequential(deep.two[0])
-deep.two.append(torch.nn.ReLU())
-deep.seen = make(1.0)
-deep.scale = 2
-hook = deep.one.register_forward_pre_hook(lambda module, args: (args[0] * 0.5,))
-hook.remove()
-dopt.param_groups[0]['lr'] = 0.1
-dopt.param_groups[0]['weight_decay'] = 0.1
-dopt.param_groups[1]['betas'] = (0.5, 0.9)
-len(dopt.param_groups) < 3 and dopt.add_param_group({'params': deep.norm.parameters(), 'lr': 0.5})
-dopt = torch.optim.SGD(deep.parameters(), lr=0.1)
-deep.one.requires_grad_(False)
-deep.one.weight.requires_grad_(not deep.one.weight.requires_grad)
-s.i = make(1.0).long()
-s.a = make(1.0).double()
-s.a[1] = 0.5
-s.b = s.a[:2]
-torch.nn.init.constant_(net.weight, 0.5)
-opt.state.clear()
-s.od.pop('b', None)
-half = lambda y: y
-half.by = 3
-""".strip().splitlines()
+from tests.language.alike import difference
+from tests.language.programs.stateful_lines import INSIDE, OUTSIDE
+from tests.language.programs.stateful_pieces import KINDS, MODULES, PIECES, PRELUDE, PROGRAM
 
 
 @functools.cache
@@ -571,15 +71,17 @@ class World:
             exec(code, self.names)
 
     def step(self, x: torch.Tensor) -> Any:
-        return self.names["step"](x)
+        result = self.names["step"](x)
+        self.names["given"], self.names["last"] = x, result
+        return result
 
-    def change(self, line: str, seed: int) -> str | None:
-        """Run a line from outside. Says how it fails."""
+    def change(self, line: str, seed: int) -> Exception | None:
+        """Run a line from outside. Gives the error that it raises."""
         torch.default_generator.manual_seed(seed)
         try:
             exec(line, self.names)
         except Exception as error:
-            return type(error).__name__
+            return error
         return None
 
     def state(self, attributes: Collection[str]) -> Any:
@@ -599,17 +101,22 @@ class World:
         self.names.clear()
 
 
-STATE = "G GT net opt net2 opt2 keep record deep dopt CV by_default".split()
+STATE = "G GT last given net opt net2 opt2 keep record deep dopt CV by_default trainer trainer2 watched Dies".split()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks")
 
 
 def seen(value: Any) -> Any:
     """All that can be reached from a value, as plain data."""
     if isinstance(value, torch.Tensor):
+        flags = str(value.requires_grad), str(value.is_leaf)
         if isinstance(value, DistributedTensor) and value._ref.parent is None and not value._ref.cell.mesh.pending:
             cell = value._ref.cell  # what `tolist` gives, without taking it apart into shards
             value = getattr(cell.handle, "tensor", value)
-        return [str(value.dtype), *(float(f"{float(entry):.3g}") for entry in value.detach().flatten().tolist())]
+        return [
+            str(value.dtype),
+            *flags,
+            *(float(f"{float(entry):.3g}") for entry in value.detach().flatten().tolist()),
+        ]
     if isinstance(value, nn.Module):
         tensors = [*value.named_parameters(), *value.named_buffers()]
         tensors += [(f"{name}.grad", parameter.grad) for name, parameter in value.named_parameters()]
@@ -625,6 +132,8 @@ def seen(value: Any) -> Any:
     if isinstance(value, types.FunctionType):
         cells = [seen(cell.cell_contents) for cell in value.__closure__ or ()]
         return [value.__name__, cells, seen(value.__defaults__ or ())]
+    if isinstance(value, type):
+        return [seen(entry) for name, entry in vars(value).items() if name == "count"]
     if isinstance(value, (ChainMap, ContextVar)):
         return seen(value.maps if isinstance(value, ChainMap) else value.get())
     if isinstance(value, float):
@@ -633,20 +142,47 @@ def seen(value: Any) -> Any:
         return (type(value).__name__, str(value))
     if type(value).__name__ in ("Record", "Slotted"):
         return [seen(getattr(value, name, None)) for name in type(value).__slots__ if name != "__weakref__"]
-    if type(value).__name__ in ("S", "Other", "Plain", "Lazy", "SimpleNamespace"):
+    if type(value).__name__ in ("S", "Other", "Plain", "Lazy", "SimpleNamespace", "Trainer", "Watched"):
         kept = {key: entry for key, entry in vars(value).items() if key not in ("apply", "member", "cached")}
         return type(value).__name__, seen(kept)
     return type(value).__name__
 
 
-def compare(body: list[str], changes: list[list[str]], mesh: Mesh) -> None:
-    def plain(value: float) -> torch.Tensor:
-        return torch.full((3,), value)
+ARGUMENTS: dict[str, Callable[[dict[str, Any], float], torch.Tensor]] = {
+    "plain": lambda world, value: torch.full((3,), value),
+    "strided": lambda world, value: torch.full((6,), value)[::2],
+    "double": lambda world, value: torch.full((3,), value, dtype=torch.float64),
+    "leaf": lambda world, value: torch.full((3,), value).requires_grad_(),
+    "placed": lambda world, value: world["make"](value),
+    "placed leaf": lambda world, value: world["make"](value).requires_grad_(),
+    "view": lambda world, value: world["make"](value).repeat(2)[::2],
+    "computed": lambda world, value: world["make"](value).requires_grad_() * 2,
+    "state": lambda world, value: world["s"].a,
+    "global": lambda world, value: world["x0"],
+}
+"""What makes the argument of a call."""
 
+REFUSED = re.compile(
+    "a program left this tensor .* with the history|changes a tensor's shape in place|cannot set the data of"
+    "|cannot write in place to an expanded tensor|argument .* a plain tensor.* is changed in place"
+    "|is given a gradient, and is|cannot branch on a tensor's value"
+    "|an argument of the program that is a plain tensor is changed|a plain tensor of shape .* is changed in place"
+)
+"""What a program may be refused for."""
+
+
+def _rounded(entry: Any) -> float:
+    """A number without what is left of a sum that would be zero."""
+    return float(f"{float(entry):.3g}") if abs(entry) > 1e-5 else 0.0
+
+
+def compare(body: list[str], changes: list[list[str]], given: Sequence[str], mesh: Mesh) -> None:
+    """Run the calls of two worlds, each after changes from outside, with arguments of these kinds, again and again."""
     os.environ.pop("MONARCH_STATEFUL", None)
-    if any("next(s." in line for line in body):  # an iterator cannot be taken back
+    if any("next(s." in line or "Dies" in line for line in body):  # neither an iterator nor a death can be taken back
         changes = [[line for line in lines if "s.fail" not in line] for lines in changes]
     text = Text(body, changes)
+    plain = lambda value: torch.full((3,), value)  # noqa: E731
     theirs = World(text, plain, lambda module: module, lambda function: function)
     ours = World(
         text,
@@ -655,35 +191,56 @@ def compare(body: list[str], changes: list[list[str]], mesh: Mesh) -> None:
         lambda function: program(function, mesh=mesh),
     )
     try:
-        _compare(body, changes, text.named, theirs, ours)
+        for number, lines in enumerate(changes):
+            named = text.named if number < len(changes) - 1 else [*vars(ours.names["s"])]
+            make = ARGUMENTS[given[number % len(given)]]
+            if not _alike(number, lines, make, named, theirs, ours):
+                break
+    except AssertionError as error:
+        raise AssertionError(f"{error}\nin call {number} of {body} with {changes} and {given}") from None
     finally:
         theirs.close()
         ours.close()
 
 
-def _compare(body: list[str], changes: list[list[str]], named: set[str], theirs: World, ours: World) -> None:
-    def plain(value: float) -> torch.Tensor:
-        return torch.full((3,), value)
+def _alike(number: int, lines: list[str], make: Any, named: Collection[str], theirs: World, ours: World) -> bool:
+    """One call. Whether another one may follow."""
+    for line in lines:
+        failed, expected = ours.change(line, number), theirs.change(line, number)
+        if failed is not None and not _is_refused(failed):
+            _same(type(failed).__name__, type(expected).__name__, f"{failed!r} raised by {line}")
+        if failed is not None or expected is not None:
+            return False
+    argument, own = make(theirs.names, 0.25 * number), make(ours.names, 0.25 * number)
+    try:
+        result = ours.step(own)
+    except Exception as error:  # the state is that before the call
+        if _is_refused(error):
+            return False
+        _same(ours.state(named), theirs.state(named), f"state after {error!r}")
+        _same(seen(own), seen(argument), f"argument after {error!r}")
+        try:
+            theirs.step(argument)
+        except Exception as other:
+            if isinstance(error, type(other)):
+                return False  # some of its changes were made
+            raise AssertionError(f"raises {error!r} for {other!r}") from error
+        raise AssertionError(f"raises {error!r}") from error
+    _same(seen(result), seen(theirs.step(argument)), "result")
+    _same(seen(own), seen(argument), "argument")
+    _same(ours.state(named), theirs.state(named), "state")
+    return True
 
-    for number, lines in enumerate(changes):
-        for line in lines:
-            assert theirs.change(line, number) == ours.change(line, number), line
-        where = f"call {number} of {body} with {changes}"
-        if theirs.names["s"].fail:
-            with pytest.raises(KeyError):  # the state is that before the call
-                ours.step(plain(float(number)))
-            theirs.names["s"].fail = ours.names["s"].fail = False
-        else:
-            try:
-                expected = theirs.step(plain(0.25 * number))
-            except Exception as error:  # the code's own: there is no state to compare with
-                with pytest.raises(type(error)):
-                    ours.step(plain(0.25 * number))
-                return
-            assert seen(ours.step(plain(0.25 * number))) == seen(expected), where
-        kept = named if number < len(changes) - 1 else vars(ours.names["s"])
-        assert ours.state(kept) == theirs.state(kept), where
+
+def _is_refused(error: Exception) -> bool:
+    return isinstance(error, MonarchError) and REFUSED.search(str(error)) is not None
+
+
+def _same(ours: Any, theirs: Any, what: str) -> None:
+    if ours != theirs and (told := difference(ours, theirs, what)):  # no number is equal to NaN
+        raise AssertionError(told)
 
 
 BODIES = st.lists(st.sampled_from(INSIDE), min_size=1, max_size=4)
 CHANGES = st.lists(st.lists(st.sampled_from(OUTSIDE), max_size=2), min_size=2, max_size=4)
+GIVEN = st.lists(st.sampled_from([*ARGUMENTS]), min_size=1, max_size=2)

@@ -19,7 +19,7 @@ from monarch.language.programs import native
 from monarch.language.programs.guards import Guards
 from monarch.language.programs.nodes import Node
 from tests.language.models import assert_same_parameters, make_step, mlp, square_loss, twins, vector_batch
-from tests.language.programs.stateful import BODIES, CHANGES
+from tests.language.programs.stateful import BODIES, CHANGES, GIVEN
 from tests.language.programs.test_stateful_programs import tried
 from tests.sample import examples
 
@@ -63,7 +63,7 @@ class Thrice:
 @pytest.mark.parametrize("part", range(2))
 def test_small_stateful_programs_are_checked_alike(part: int, monkeypatch: pytest.MonkeyPatch) -> None:
     thrice = Thrice(monkeypatch)
-    seed(part)(examples(12, 400)(given(BODIES, CHANGES)(tried)))()
+    seed(part)(examples(12, 400)(given(BODIES, CHANGES, GIVEN)(tried)))()
     assert thrice.natively > 5
 
 

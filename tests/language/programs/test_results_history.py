@@ -199,3 +199,17 @@ def test_what_a_program_wrote_in_place_before_it_raised_has_no_history(mesh: Mes
             step(torch.ones(4))
         assert not cache.requires_grad and cache.is_leaf
         assert torch.equal(cache.full_tensor(), torch.zeros(3))
+
+
+def test_a_result_has_no_history_where_only_what_is_left_in_python_has_one(mesh: Mesh, w: torch.Tensor) -> None:
+    kept: list[Any] = [None]
+
+    @monarch.program(mesh=mesh)
+    def step(x: torch.Tensor) -> Any:
+        kept[0] = w * x
+        return x * 2
+
+    for _ in range(4):
+        kept[0] = None
+        result = step(torch.ones(4))
+        assert (result.requires_grad, kept[0].requires_grad) == (False, True)

@@ -281,3 +281,19 @@ def test_other_data_for_a_plain_argument_is_refused(mesh: Mesh) -> None:
         step(torch.ones(3), torch.ones(3))
     x = distribute(torch.ones(3), mesh)
     assert step(x, torch.ones(3)).tolist() == [4] * 3 and x.tolist() == [2] * 3
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+def test_a_result_that_what_the_program_makes_holds_too_is_one_tensor(mesh: Mesh) -> None:
+    """A closure, whose variables no later call can make anew."""
+    made: list[Any] = []
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        made.append((lambda kept: lambda: kept)(y.detach()))
+        return y
+
+    for _ in range(3):
+        step(torch.ones(2)).add_(1)
+        assert made[-1]().tolist() == [3.0, 3.0]
