@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
@@ -31,7 +30,7 @@ from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.counting import Counts, Other, Unseen, counts_of, counts_rows, other_way, warn_unseen
-from monarch.stdlib.pipeline.dry_run import examples
+from monarch.stdlib.pipeline.dry_run import READS, examples
 from monarch.stdlib.pipeline.inner import (
     check_inner,
     gradients_of_all,
@@ -41,6 +40,7 @@ from monarch.stdlib.pipeline.inner import (
     transform,
     within,
 )
+from monarch.stdlib.pipeline.kept import Kept, takes_statistics, writes
 from monarch.stdlib.pipeline.losses import OF_CLASSES, Counted
 
 if TYPE_CHECKING:
@@ -62,14 +62,17 @@ class Together:
     """What the microbatches of a step know of one another.
 
     `barriers`  the calls on the whole batch, in order
-    `shapes`    of the results of a call on the whole batch, by its number, for the first microbatch's rows
+    `shapes`    of the results of a call on the whole batch, by its number, for the first microbatch's rows; None where
+                all microbatches have the same results, which are what the model keeps
     `waiting`   the calls at which the other microbatches wait
+    `kept`      the model's parameters and buffers
     """
 
-    def __init__(self, rows: Sequence[int]) -> None:
+    def __init__(self, rows: Sequence[int], kept: Kept) -> None:
         self.rows = rows
+        self.kept = kept
         self.barriers: list[Barrier] = []
-        self.shapes: dict[int, list[tuple[int, ...]]] = {}
+        self.shapes: dict[int, list[tuple[int, ...]] | None] = {}
         self.waiting: list[Waiting] = []
         self.runs: list[Across] = []
 
@@ -101,7 +104,6 @@ class Across(TorchFunctionMode):
         self.together = together
         self.stage, self.mesh = 0, pipe.meshes[0]
         self.moved: Shared = {}
-        self.buffers = {id(buffer) for buffer in pipe.model.buffers()}
         self.rows: RowsOnTape | None = None
         """Of the first microbatch: where its rows are."""
         self._calls: list[tuple[Any, Any]] = []
@@ -110,6 +112,8 @@ class Across(TorchFunctionMode):
         """Which dims of what a call of each microbatch's own gave have the rows, by its number."""
         self._next = -1
         """The number of the model's next call; -1 outside of it."""
+        self._checked = 0
+        """So many ops of the tape are known not to write what the model keeps."""
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -125,10 +129,17 @@ class Across(TorchFunctionMode):
         with self.working():
             self.at(0, by_rows=self.rows is not None)
             self._next = 0
+            if self.together is not None and not self.pipe.mixes_rows:
+                self.together.kept.begin()
+            self._checked = len(self.recording.tape.ops)
             try:
-                return self.pipe.model(*args, **kwargs)
+                output = self.pipe.model(*args, **kwargs)
+                self._check_writes()
             finally:
                 self._next = -1
+        if self.together is not None and self.rows is not None:
+            self.together.kept.note(self.has_rows)
+        return output
 
     def again(self) -> Across:
         """What brings operands to stages while gradients are computed: activation checkpoints run modules then."""
@@ -216,13 +227,16 @@ class Across(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
-        if self.together is None or self._next < 0 or name == "__get__" or func is torch._C._set_grad_enabled:
+        no_call = name == "__get__" or name in READS or func is torch._C._set_grad_enabled
+        if self.together is None or self._next < 0 or no_call:
             return self._call(func, args, kwargs)
         if transform() is not None:  # its tensors end with it, so its calls are made again, not given again
             return self._within_transform(func, args, kwargs)
+        if current.recording is None:  # it computes what Python asks for, of values that no row has gone into
+            return func(*args, **kwargs)
         if current.recording is not self.recording:
             if self.rows is not None:
-                raise refuse(_in_region())
+                raise refuse(_in_region(current.recording.inside))
             return self._call(func, args, kwargs)
         if func is torch.autograd.grad and kwargs.get("is_grads_batched") and not self.pipe.mixes_rows:
             return one_by_one(lambda f, *args, **kwargs: self.__torch_function__(f, types, args, kwargs), args, kwargs)
@@ -232,12 +246,15 @@ class Across(TorchFunctionMode):
             if known is not func:
                 raise _other_way(name)
             return result
-        if self._is_joint(func, args, kwargs):
+        self._check_writes()
+        if takes_statistics(func, args, kwargs):
             self.together.shapes.setdefault(number, [tuple(args[0].shape)])
+        elif self.together.kept.is_written(func, args, kwargs):
+            self.together.shapes.setdefault(number, None)
         elif func is torch.autograd.grad and self.rows is not None:
             if (wrong := check_inner(args[1])) is not None:
                 raise refuse(wrong)
-            if not self.together.barriers and all(map(self._has_rows, several(args[1]))):
+            if not self.together.barriers and all(map(self.has_rows, several(args[1]))):
                 result = func(*args, **kwargs)
                 self._note_gradients(args[1], result)
                 self._calls.append((func, result))
@@ -254,7 +271,7 @@ class Across(TorchFunctionMode):
                 if self.rows is not None:
                     self._dims[number] = [self.rows.dim_of(self.recording.value_of(e._ref)) for e in _tensors(result)]
                 return result
-            if _writes(func, kwargs) or name in _RECURRENT or isinstance(error, RowNumbers):
+            if writes(func, kwargs) or name in _RECURRENT or isinstance(error, RowNumbers):
                 raise refuse(error)
             self.together.shapes[number] = [tuple(each.shape) for each in _tensors(result)]
         if self.microbatch or len(self.together.waiting) < len(self.together.rows) - 1:
@@ -273,7 +290,8 @@ class Across(TorchFunctionMode):
 
     def _within_transform(self, func: Any, args: Any, kwargs: Any) -> Any:
         name = getattr(func, "__name__", "a call")
-        if self._is_joint(func, args, kwargs):
+        assert self.together is not None
+        if takes_statistics(func, args, kwargs) or self.together.kept.is_written(func, args, kwargs):
             raise refuse(in_transform(name, user_source()))
         taken = 0 if self.rows is None else len(self.rows.by_number)
         result = self._call(func, args, kwargs)
@@ -290,8 +308,8 @@ class Across(TorchFunctionMode):
         operands = _tensors((args, kwargs))
         meshes = {id(mesh) for each in operands if (mesh := self.recording.where(each._ref)) is not None}
         if len(meshes) > 1 and func is not torch.autograd.grad:
-            writes = _writes(func, kwargs) and isinstance(args[0], DistributedTensor)
-            into = (self.recording.where(args[0]._ref) if writes else None) or self.mesh
+            changed = args[0] if writes(func, kwargs) else None
+            into = (self.recording.where(changed._ref) if isinstance(changed, DistributedTensor) else None) or self.mesh
             args, kwargs = pytree.tree_map_only(DistributedTensor, lambda each: self.to(each, into), (args, kwargs))
         if self.counted is not None and func in OF_CLASSES:
             if (mean := self.counted.mean(func, args, kwargs)) is not None:
@@ -327,8 +345,11 @@ class Across(TorchFunctionMode):
             other, joint = counts.others.get(number), number in self.together.shapes
             if other is not None and (joint or not other.size):
                 raise counts_rows(call.name, other, own, whole)
-            if number in counts.numbered:
-                raise row_numbers(call.name, counts.numbered[number])
+            first = (
+                joint and number in counts.sized and func is not torch.autograd.grad
+            )  # it has what the first one has
+            if number in counts.numbered or first:
+                raise row_numbers(call.name, counts.numbered.get(number, counts.sized.get(number)))
             line = counts.sources.get(number)
             of_each = zip(self._dims.get(number, ()), _tensors(given), call.results, results, strict=False)
             for dim, made, of_own, of_whole in of_each:
@@ -343,12 +364,13 @@ class Across(TorchFunctionMode):
 
     # -- calls on the whole batch --------------------------------------------------------------------------------
 
-    def _is_joint(self, func: Any, args: Any, kwargs: Any) -> bool:
-        """Whether a call is one of the whole batch, whatever it is given: batch statistics, and a write of a buffer,
-        which is one a step."""
-        if func is F.batch_norm:
-            return bool(kwargs.get("training", args[5] if len(args) > 5 else False))
-        return _writes(func, kwargs) and bool(args) and id(args[0]) in self.buffers
+    def _check_writes(self) -> None:
+        """Raise ProgramError where what was written since the last call changes what the model keeps."""
+        if self.together is None:
+            return
+        if (error := self.together.kept.check(self.recording, self._checked)) is not None:
+            raise refuse(error)
+        self._checked = len(self.recording.tape.ops)
 
     def _joined(self, own: Waiting) -> Any:
         """Make a call for all microbatches, and give its part of the first one; the others find theirs when they are
@@ -361,7 +383,7 @@ class Across(TorchFunctionMode):
         together.waiting = []
         if own.func is torch.autograd.grad:
             with belonging_to(None):
-                of_each = gradients_of_all([(each.args_, each.kwargs) for each in calls], self._has_rows)
+                of_each = gradients_of_all([(each.args_, each.kwargs) for each in calls], self.has_rows)
             self._note_gradients(own.args_[1], of_each[0])
             together.barriers.append(Barrier(self.stage, "torch.autograd.grad"))
             for run, given in zip(together.runs, of_each, strict=True):
@@ -385,13 +407,16 @@ class Across(TorchFunctionMode):
             together.barriers.append(Barrier(self.stage, getattr(own.func, "__name__", str(own.func))))
         found, spec = pytree.tree_flatten(result)
         shapes, name = together.shapes[own.number], getattr(own.func, "__name__", "a call")
-        if len(shapes) != len(_tensors(result)):
+        if shapes is not None and len(shapes) != len(_tensors(result)):
             raise refuse(_no_rows(name, len(shapes), len(_tensors(result))))
-        own_shapes = iter(shapes)
+        own_shapes = iter(shapes or ())
         parts = [
-            self._parts(each, next(own_shapes)) if isinstance(each, DistributedTensor) else [each] * len(calls)
+            self._parts(each, next(own_shapes))
+            if shapes is not None and isinstance(each, DistributedTensor)
+            else [each] * len(calls)
             for each in found
         ]
+        self._checked = len(self.recording.tape.ops)
         for run, part in zip(together.runs, zip(*parts, strict=True), strict=True):
             run._calls.append((own.func, pytree.tree_unflatten(list(part), spec)))
         return self._calls[-1][1]
@@ -450,7 +475,7 @@ class Across(TorchFunctionMode):
                 found.append((rows if within == 1 else rows.flatten(0, 1)).movedim(0, dim))
         return found
 
-    def _has_rows(self, tensor: Any) -> bool:
+    def has_rows(self, tensor: Any) -> bool:
         """Whether a tensor of the first microbatch has its rows."""
         assert self.rows is not None
         return self.rows.dim_of(self.recording.value_of(within(tensor)._ref)) is not None
@@ -514,13 +539,6 @@ _RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 """Loops over a sequence: their first state has each microbatch's rows and is made of zeros, so it cannot be merged."""
 
 
-def _writes(func: Any, kwargs: Any) -> bool:
-    """Whether a call writes its first argument in place."""
-    name = getattr(func, "__name__", "")
-    named = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
-    return named or bool(kwargs.get("inplace"))
-
-
 def _not_joint(name: str, error: OperatorError) -> ProgramError:
     return ProgramError(
         f"{name} fails on the rows of all microbatches, for which it is called as no rule says that it mixes none",
@@ -536,8 +554,7 @@ def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
     return [dim for dim, (a, b) in enumerate(zip(first, second, strict=True)) if a != b]
 
 
-def _in_region() -> ProgramError:
-    inside = "a function" if current.recording is None else current.recording.inside
+def _in_region(inside: str) -> ProgramError:
     return ProgramError(
         f"whether {inside} mixes the rows of the batch cannot be told, in a pipeline's model",
         hint="say pipeline(…, mixes_rows=True): each microbatch has branches and loops of its own then, and is right "

@@ -76,6 +76,8 @@ class Counts:
     others: dict[int, Other] = field(default_factory=dict)
     numbered: dict[int, Source | None] = field(default_factory=dict)
     """The lines of calls that take rows with what microbatches do not have as the batch: `ones(len(h)).cumsum(0)`."""
+    sized: dict[int, Source | None] = field(default_factory=dict)
+    """The lines of calls that take rows with what has a size that follows from how many there are."""
     ends: tuple[int, str, Source | None] | None = None
 
     def of(self, number: int) -> tuple[TorchCall, Shapes] | None:
@@ -221,6 +223,7 @@ def _results(counts: Counts, dims: Mapping[int, Sequence[int | None]]) -> list[l
 
 def _note_fresh(counts: Counts, own: Computing, whole: Computing, rows: Sequence[int]) -> None:
     """Note calls that give another value for so many rows, or take one that microbatches do not have as the batch."""
+    counts.sized.update(whole.sized)
     for number, (name, values, source) in whole.lost.items():
         mine = own.lost.get(number, (name, [None] * len(values), source))[1]
         if not same(mine, values):

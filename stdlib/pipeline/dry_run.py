@@ -20,6 +20,10 @@ _NO_CALLS = (torch._C._set_grad_enabled, torch.device)
 """Functions that a device or PyTorch's own modules call, and that compute nothing."""
 
 
+READS = frozenset(("numel", "item", "__bool__", "__int__", "__float__", "__index__"))
+"""Functions that give Python a number. What a mesh's tensors ask to give one is not what others do."""
+
+
 class Diverged(Exception):
     """The model calls other functions from here on."""
 
@@ -48,7 +52,7 @@ class DryRun(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name == "__get__":
             self.read(func, args, result)
-        elif func not in _NO_CALLS and transform() is None:
+        elif func not in _NO_CALLS and name not in READS and transform() is None:
             self.called(func, name, args, kwargs, result)
         return result
 

@@ -55,6 +55,8 @@ class Computing(DryRun):
         """Calls whose results have no such size any more: what they give."""
         self.met: dict[int, tuple[str, Values, Source | None]] = {}
         """Calls that take rows with values of such a size: these."""
+        self.sized: dict[int, Source | None] = {}
+        """All of these calls, with those that take rows by their numbers."""
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
         number, self._next = self._next, self._next + 1
@@ -64,6 +66,8 @@ class Computing(DryRun):
         fresh = [self._fresh[each] for each in given if each in self._fresh]
         counted = [each for each in fresh if each.counted]
         if any(each.rows for each in known):
+            if counted:
+                self.sized[number] = user_source()
             if counted and name != "__getitem__":  # which rows it takes by their numbers the compiler follows
                 self.met[number] = name, [self._copy(each.number) for each in counted], user_source()
             for each in made:

@@ -34,6 +34,7 @@ from monarch.stdlib.pipeline.counting import Unseen, counts_of
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.dry_run import examples
 from monarch.stdlib.pipeline.hooks import once_a_step
+from monarch.stdlib.pipeline.kept import Kept
 from monarch.stdlib.pipeline.losses import Counted, adds_up
 from monarch.stdlib.pipeline.schedules import order
 
@@ -172,13 +173,14 @@ class Pipeline(nn.Module):
             raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum'")
         count = self.timetable.microbatches
         leaves, spec = pytree.tree_flatten((args, kwargs, target))
+        _check_open(leaves)
         rows = _rows(leaves, count)
         if rows == count > 1 and not self.mixes_rows:
             raise _one_row(rows)
         own = _of_each(rows, count)
         shared: Shared = {}
         counted = Counted(own, reduction)
-        together = None if count == 1 else Together(own)
+        together = None if count == 1 else Together(own, Kept(self.model))
         runs = [Across(self, recording, k, shared, counted, together) for k in range(count)]
         if together is not None:
             together.runs = runs
@@ -254,6 +256,8 @@ class Pipeline(nn.Module):
                 together.barriers.append(Barrier(self.timetable.stages - 1, "loss_fn"))
                 total = self._backward(runs[0], [loss])
             _add_gradients(shared)
+        if together is not None and not self.mixes_rows:
+            together.kept.end()
         if together is not None and not self.mixes_rows and recording.repeatable is not None:
             runs[0].check_counts((args, kwargs), recording.repeatable.undone)
         if together is not None and together.barriers:
@@ -336,6 +340,22 @@ def _add_gradients(shared: Shared) -> None:
                 parameter.grad = gradient
             else:
                 parameter.grad.add_(gradient)
+
+
+def _check_open(leaves: Sequence[Any]) -> None:
+    """Raise ProgramError for an argument of a class of its own whose tensors microbatches would not have rows of."""
+    for leaf in leaves:
+        if isinstance(leaf, (torch.Tensor, nn.Module, type)) or callable(leaf):
+            continue
+        within = pytree.tree_leaves(list(getattr(leaf, "__dict__", {}).values()))
+        if any(isinstance(each, torch.Tensor) for each in within):
+            name = type(leaf).__name__
+            raise ProgramError(
+                f"an argument of a step is a {name}, whose tensors would not be cut into microbatches",
+                hint=f"torch.export.register_dataclass({name})      # right, once, where it is a dataclass\n"
+                "or give its tensors by themselves, or in a dict, list or tuple.",
+                source=user_source(),
+            )
 
 
 def _rows(leaves: Sequence[Any], microbatches: int) -> int:

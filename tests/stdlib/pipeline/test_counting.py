@@ -170,6 +170,8 @@ def masked(h: Any, documents: Any) -> Any:
         (lambda h: h[numbers(h), torch.arange(len(h))][:, None] * h, "takes the rows of a batch with a count"),
         (lambda h: h[torch.arange(min(len(h), 5))].sum(1).mean() * h, "takes the rows of a batch with a count"),
         (lambda h: torch.vmap(lambda one, at: one[at], (1, None), 1)(h, numbers(h)), "with a count"),
+        (lambda h: h[torch.arange(2 * len(h)) // 2].unflatten(0, (-1, 2)).sum(1), "__getitem__ takes the rows"),
+        (lambda h: h[torch.ones(len(h), 3).nonzero()[:, 0]].view(-1, 3, 6).mean(1), "__getitem__ takes the rows"),
     ],
 )
 def test_numbers_that_may_not_be_those_of_the_rows_are_an_error(

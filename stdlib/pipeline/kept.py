@@ -1,0 +1,139 @@
+"""What a model keeps from step to step: its parameters and buffers, which change once a step and not once a microbatch.
+
+A call that writes one is made once, for the whole batch. One that is assigned anew (`self.steps = self.steps + 1`) is
+assigned by each microbatch, which finds what the step began with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from monarch.compiler.errors import ProgramError
+from monarch.compiler.ops.schema import memory_of
+from monarch.compiler.tape import Value
+from monarch.language.recorder.recording import Recording
+from monarch.language.source import user_source
+from monarch.language.tensors.tensor import DistributedTensor
+
+
+def writes(func: Any, kwargs: Any) -> bool:
+    """Whether a call writes its first argument in place."""
+    name = getattr(func, "__name__", "")
+    named = (name.endswith("_") and not name.endswith("__")) or name.startswith("__i") or name == "__setitem__"
+    return named or bool(kwargs.get("inplace"))
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """What a call writes, as far as its name and `out=` say."""
+    found: list[Any] = []
+    for each in (*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")):
+        found += each if isinstance(each, (list, tuple)) else [each]
+    return found
+
+
+def takes_statistics(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call is a normalisation by the batch's own statistics, or one that keeps a mean of them."""
+    if func is F.batch_norm:
+        return bool(kwargs.get("training", args[5] if len(args) > 5 else False))
+    if func is F.instance_norm:
+        keeps = kwargs.get("running_mean", args[1] if len(args) > 1 else None) is not None
+        return keeps and bool(kwargs.get("use_input_stats", args[5] if len(args) > 5 else True))
+    return False
+
+
+Entries = dict[str, Any]
+"""A module's parameters or buffers, by name."""
+
+
+class Kept:
+    """The parameters and buffers of a model, as a step finds them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._of = [
+            (f"{name}." if name else "", entries)
+            for name, module in model.named_modules()
+            for entries in (module._parameters, module._buffers)
+        ]
+        self._before = self._after = [_held(entries) for _, entries in self._of]
+        self._names = {
+            id(ref.cell): prefix + key
+            for (prefix, _), held in zip(self._of, self._before, strict=True)
+            for key, (_, ref) in held.items()
+            if ref is not None
+        }
+        """By their storages."""
+
+    def is_written(self, func: Any, args: Any, kwargs: Any) -> bool:
+        """Whether a call writes one of them, or a view of one."""
+        return any(
+            isinstance(each, DistributedTensor) and id(each._ref.cell) in self._names
+            for each in _written(func, args, kwargs)
+        )
+
+    def check(self, recording: Recording, since: int) -> ProgramError | None:
+        """What is wrong with what is on the tape from there on, if it writes one of them."""
+        changed = [
+            value
+            for op in recording.tape.ops[since:]
+            if isinstance(op.func, torch._ops.OpOverload) and op.func._schema.is_mutable
+            for name in memory_of(op.func).writes
+            for value in _values(op.argument(name))
+        ]
+        if not changed:
+            return None
+        of = {known.value.root.index: self._names.get(cell) for cell, known in recording.states.items()}
+        name = next(filter(None, (of.get(value.root.index) for value in changed)), None)
+        if name is None:
+            return None
+        return ProgramError(
+            f"the model changes its '{name}' inside of a function, in each microbatch",
+            hint="what a model keeps changes once a step. Change it by a call of its own, which all microbatches wait "
+            "for:\nself.steps.add_(1), or self.steps = self.steps + 1.",
+            source=user_source(),
+        )
+
+    def begin(self) -> None:
+        """Before a microbatch: the model has what the step found."""
+        self._put(self._before)
+
+    def note(self, has_rows: Callable[[DistributedTensor], bool]) -> None:
+        """Behind the first microbatch. Raises ProgramError where it has assigned what `has_rows`."""
+        self._after = [_held(entries) for _, entries in self._of]
+        for (prefix, _), before, after in zip(self._of, self._before, self._after, strict=True):
+            for key, (tensor, ref) in after.items():
+                if ref is not None and ref is not before.get(key, (None, None))[1] and has_rows(tensor):
+                    raise ProgramError(
+                        f"the model assigns the rows of a microbatch to its '{prefix}{key}'",
+                        hint="behind the step it would have some rows of the batch: give them as an output of the "
+                        "model.",
+                        source=user_source(),
+                    )
+
+    def end(self) -> None:
+        """Behind the step: the model has what the first microbatch has assigned."""
+        self._put(self._after)
+
+    def _put(self, wanted: Sequence[Mapping[str, tuple[Any, Any]]]) -> None:
+        for (_, entries), held in zip(self._of, wanted, strict=True):
+            if entries.keys() != held.keys() or any(entries[key] is not tensor for key, (tensor, _) in held.items()):
+                entries.clear()
+                entries.update({key: tensor for key, (tensor, _) in held.items()})
+            for tensor, ref in held.values():
+                if ref is not None and tensor._ref is not ref:  # its data were assigned
+                    tensor._ref = ref
+
+
+def _held(entries: Entries) -> dict[str, tuple[Any, Any]]:
+    """Each tensor with where it looks."""
+    return {key: (each, each._ref if isinstance(each, DistributedTensor) else None) for key, each in entries.items()}
+
+
+def _values(entry: Any) -> Sequence[Value]:
+    if isinstance(entry, Value):
+        return (entry,)
+    return [each for each in entry if isinstance(each, Value)] if isinstance(entry, (list, tuple)) else ()
