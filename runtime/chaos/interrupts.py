@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from types import CodeType, FrameType
 from typing import Any
 
@@ -21,6 +22,20 @@ OWN = ("/monarch/language/", "/monarch/runtime/controller/", "/monarch/runtime/s
 _HANDLERS_RUN_BEHIND = frozenset(
     code for name, code in dis.opmap.items() if name == "RESUME" or name.startswith("CALL") or "JUMP_BACKWARD" in name
 ) - {dis.opmap.get("JUMP_BACKWARD_NO_INTERRUPT")}
+
+
+def _caught_at(frame: FrameType, offset: int) -> int | None:
+    """Where an error of this bytecode is handled. What a handler raises comes from the bytecode behind which it runs:
+    where the next one is in no such block, `with lock: return f()` would keep the lock."""
+    for entry in _handled(frame.f_code):
+        if entry.start <= offset < entry.end:
+            return int(entry.target)
+    return None
+
+
+@cache
+def _handled(code: CodeType) -> Sequence[Any]:
+    return dis.Bytecode(code).exception_entries  # type: ignore[attr-defined]
 
 
 @dataclass
@@ -64,13 +79,13 @@ def interrupt(at: int, act: Callable[[], object] = ctrl_c, within: Sequence[str]
         bytecodes = counted(frame.f_code)
         if bytecodes is None:
             return None
-        last = bytecodes[frame.f_lasti]  # no RESUME where an error is thrown into a generator: no handler runs there
+        last = frame.f_lasti  # no RESUME where an error is thrown into a generator: no handler runs there
 
         def trace(frame: FrameType, event: str, arg: Any) -> Any:
             nonlocal last
             if event == "opcode":
-                before, last = last, bytecodes[frame.f_lasti]
-                if before in _HANDLERS_RUN_BEHIND:
+                before, last = last, frame.f_lasti
+                if bytecodes[before] in _HANDLERS_RUN_BEHIND and _caught_at(frame, before) == _caught_at(frame, last):
                     points.passed += 1
                     if points.passed == at + 1:
                         points.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"

@@ -144,9 +144,10 @@ def test_a_load_changes_all_or_nothing(tmp_path: Path) -> None:
 
         saved = values()
         changed = change()
-        interrupted(load, ["/stdlib/checkpoints/", "/runtime/controller/"], check)
+        ctrl_c = partial(signal.raise_signal, signal.SIGINT)
+        interrupted(load, ["/stdlib/checkpoints/", "/runtime/controller/"], check, act=ctrl_c)
         puts_in_place = ["/placing/replacing.py", "/checkpoints/filling.py", "/language/tensors/tensor.py"]
-        interrupted(load, puts_in_place, check, 16, partial(signal.raise_signal, signal.SIGINT))
+        interrupted(load, puts_in_place, check, 16, ctrl_c)
 
 
 def test_a_model_that_generates_trains_again() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -47,6 +48,22 @@ def test_no_point_is_where_an_error_comes_to_a_generator() -> None:
     with chaos.interrupt(-1, within=HERE) as points:
         given.throw(error)
     assert points.passed == 0
+
+
+def test_an_error_comes_from_the_call_behind_which_its_handler_runs() -> None:
+    lock = threading.Lock()
+
+    def locked() -> int:
+        with lock:
+            return len("held")
+
+    with chaos.interrupt(-1, within=HERE) as points:
+        locked()
+    assert points.passed > 0
+    for at in range(points.passed):
+        with pytest.raises(KeyboardInterrupt), chaos.interrupt(at, within=HERE) as found:
+            locked()
+        assert not lock.locked(), found.where
 
 
 def test_a_handler_that_returns_lets_the_code_go_on() -> None:
