@@ -53,7 +53,8 @@ class Places:
                 raise ProgramError(
                     f"a program on two meshes that share workers: {known!r} and {mesh!r}",
                     hint=f"both have worker {common[0]}, and the meshes of one program have none in common. Slice them "
-                    "apart,\na, b = mesh.slice(stage=0), mesh.slice(stage=1).",
+                    "apart,\na, b = mesh.slice(stage=0), mesh.slice(stage=1)\nor, outside of programs, bring a tensor "
+                    "there by way of this process: monarch.distribute(x, mesh, layout).",
                     source=user_source(),
                 )
         name = _name(mesh, self.meshes)

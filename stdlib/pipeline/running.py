@@ -78,6 +78,10 @@ def pipeline(
     Raises LayoutError for an unknown mesh dim, ProgramError for a model that cannot be cut so, and ValueError for a
     schedule that does not fit.
     """
+    if isinstance(split_at, str):
+        raise ProgramError(
+            f"split_at={split_at!r}", hint=f"name modules in a list: [{split_at!r}].", source=user_source()
+        )
     if mesh_dim not in mesh.spec.sizes:
         raise LayoutError(f"unknown mesh dim '{mesh_dim}'", hint=f"the mesh is {mesh.spec}.", source=user_source())
     groups = mesh.spec.sizes[mesh_dim]
@@ -169,6 +173,12 @@ class Pipeline(nn.Module):
         another `reduction`.
         """
         recording = take_timetable(self.timetable)
+        if not torch.is_grad_enabled():
+            raise ProgramError(
+                "a pipeline's step where no gradients are computed, as in torch.no_grad()",
+                hint="pipe(x) in a program is the model on a whole batch, for evaluation.",
+                source=user_source(),
+            )
         if reduction not in ("mean", "sum"):
             raise ValueError(f"reduction={reduction!r}: it must be 'mean' or 'sum'")
         count = self.timetable.microbatches
@@ -391,7 +401,13 @@ def _of_each(rows: int, count: int) -> list[int]:
     return [len(range(k, rows, count)) for k in range(count)]
 
 
-def _check_scalar(loss: torch.Tensor) -> None:
+def _check_scalar(loss: Any) -> None:
+    if not isinstance(loss, torch.Tensor):
+        raise ProgramError(
+            f"loss_fn gives {type(loss).__name__}, and no tensor",
+            hint="it returns the loss that it computes: lambda output, target: F.mse_loss(output, target)",
+            source=user_source(),
+        )
     if loss.ndim:
         raise ProgramError(
             f"loss_fn gives a tensor of shape {tuple(loss.shape)}",

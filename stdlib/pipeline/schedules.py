@@ -25,10 +25,12 @@ Action = tuple[str, int, int]
 
 def order(schedule: str, groups: int, microbatches: int, virtual: int = 1) -> Timetable:
     """The timetable of a schedule for `groups` groups of workers with `virtual` stages each. Raises ValueError for an
-    unknown schedule, counts below one, several stages a group in a schedule other than "interleaved", and for that one
+    unknown schedule, counts that are no whole numbers from one on, several stages a group in a schedule other than "interleaved", and for that one
     where the groups do not divide the microbatches."""
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}: it must be one of {', '.join(map(repr, SCHEDULES))}")
+    if any(type(each) is not int for each in (groups, microbatches, virtual)):
+        raise ValueError(f"{groups!r} groups, {microbatches!r} microbatches, {virtual!r} stages a group: whole numbers")
     if min(groups, microbatches, virtual) < 1:
         raise ValueError(f"{groups} groups, {microbatches} microbatches, {virtual} stages a group: each is at least 1")
     if virtual > 1 and schedule != "interleaved":

@@ -389,6 +389,7 @@ def test_meshes_that_cannot_be_one_programs_say_so(root: Mesh, parts: tuple[Mesh
         assert f"on {a!r}" in error.value.hint
     with pytest.raises(ProgramError, match="two meshes that share workers"):
         monarch.program(lambda x: x.to(root.slice(data=0)) * 2)(x)
+    assert monarch.distribute(x, root.slice(data=0)).full_tensor().tolist() == [1, 1, 1, 1]  # as its hint says
 
 
 def test_what_cannot_be_sent_says_so(parts: tuple[Mesh, Mesh]) -> None:

@@ -444,6 +444,7 @@ def test_rows_of_a_microbatch_are_mixed_where_the_user_says_so() -> None:
         (lambda o, t: (o - t).square().sum() / 4, {}, "say so, pipe.step"),
         (F.mse_loss, {"reduction": "sum"}, "leave out reduction='sum'"),
         (lambda o, t: (o - t).square(), {}, r"a tensor of shape \(2, 6\)"),
+        (lambda o, t: None, {}, "loss_fn gives NoneType, and no tensor"),
     ],
 )
 def test_losses_that_do_not_add_up_are_refused(loss_fn: Loss, options: Any, match: str) -> None:
@@ -480,6 +481,8 @@ def test_a_step_is_one_of_a_program_and_of_enough_rows() -> None:
             once(x[:1], y[:1])
         with pytest.raises(ProgramError, match="the tensors of a step have 3, 4 rows"):
             once(x, y[:3])
+        with torch.no_grad(), pytest.raises(ProgramError, match="where no gradients are computed"):
+            once(x, y)
 
 
 @pytest.mark.parametrize(
@@ -487,6 +490,7 @@ def test_a_step_is_one_of_a_program_and_of_enough_rows() -> None:
     [
         ({"mesh_dim": "stage"}, LayoutError, "unknown mesh dim 'stage'"),
         ({"split_at": ["4"]}, ProgramError, "no module of Sequential is called '4'"),
+        ({"split_at": "2"}, ProgramError, "split_at='2'"),
         ({"split_at": ["2", "1"]}, ProgramError, "in another order"),
         ({"split_at": ["1", "2"]}, ProgramError, "3 stages for 2 places: pipe=2, 1 stages for each"),
         ({"schedule": "interleaved", "virtual": 8}, ProgramError, "16 stages need more"),

@@ -104,6 +104,7 @@ def test_a_timetable_draws_itself() -> None:
     [
         (("2f2b", 2, 2), "unknown schedule '2f2b': it must be one of 'gpipe', '1f1b'"),
         (("1f1b", 2, 0), "2 groups, 0 microbatches"),
+        (("1f1b", 2, 4.0), "2 groups, 4.0 microbatches, .* whole numbers"),
         (("1f1b", 2, 2, 2), "only the schedule 'interleaved' takes several"),
         (("interleaved", 2, 3, 2), "3 microbatches over 2 groups: .* a multiple of 2"),
     ],
