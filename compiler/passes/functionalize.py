@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._python_dispatch import _disable_current_modes
 
 from monarch.compiler import ops
 from monarch.compiler.errors import ArgumentWritten, ProgramError
@@ -250,7 +251,8 @@ def _computed_in(func: Any, args: Any, kwargs: Any, written: torch.dtype) -> tor
     values = [value for value in _leaves((args, kwargs)) if isinstance(value, Value)]
     if torch.Tag.pointwise not in func.tags or all(value.dtype == written for value in values):
         return written
-    made: Any = func(*(alike(value) for value in args), **{name: alike(value) for name, value in kwargs})
+    with _disable_current_modes(), torch._C.DisableTorchFunction():  # rows are followed while a program is traced
+        made: Any = func(*(alike(value) for value in args), **{name: alike(value) for name, value in kwargs})
     return made.dtype if isinstance(made, torch.Tensor) else written
 
 

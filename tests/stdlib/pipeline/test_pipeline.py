@@ -422,6 +422,21 @@ def test_rows_apart_through_views_and_attention_are_not_refused() -> None:
         trained(pipeline(model, mesh, microbatches=2, layouts={}), dense, batches(4), F.mse_loss)
 
 
+def test_what_is_written_in_another_dtype_than_it_is_computed_in(recwarn: pytest.WarningsRecorder) -> None:
+    class Masked(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + torch.zeros_like(x).masked_fill_(x > 0, 2.0)
+
+    def loss_fn(output: Any, target: Any) -> Any:
+        return (output * torch.ones_like(target).masked_fill_(target > 0, 3.0)).square().mean()
+
+    with partitioned_mesh(pipe=2) as mesh:
+        model = nn.Sequential(*mlp(1), Masked(), nn.Linear(6, 6))
+        dense = copy.deepcopy(model)
+        trained(pipeline(model, mesh, microbatches=2, layouts={}), dense, batches(4), loss_fn)
+    assert not recwarn
+
+
 def test_rows_of_a_microbatch_are_mixed_where_the_user_says_so() -> None:
     with partitioned_mesh(pipe=2) as mesh:
         model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), Mixing(lambda x: x - x.mean(0)))
