@@ -132,7 +132,16 @@ class FollowedRows:
         if any(isinstance(placed, str) for placed in strategy.results):
             raise _mixed(node)
         results: list[Any] = list(strategy.results)
+        if isinstance(node.meta["type"], TensorType):
+            if self._regroups(type_.shape[operands[first]], node.meta["type"].shape[results[0]]):
+                raise _mixed(node)
         return results[0] if isinstance(node.meta["type"], TensorType) else tuple(results)
+
+    def _regroups(self, before: int, after: int) -> bool:
+        """Whether a call makes of a dim with rows one whose entries have several rows each, as `x.view(-1, 2, 6)` does,
+        or the other way round."""
+        rows = self._count
+        return rows is not None and before != after and bool(before % rows or after % rows)
 
     def _is_same_by_row(self, size: int, again: int | None) -> bool:
         """Whether a dim of so many entries, several of which belong to each row, has the same for all rows."""

@@ -25,8 +25,8 @@ Action = tuple[str, int, int]
 
 def order(schedule: str, groups: int, microbatches: int, virtual: int = 1) -> Timetable:
     """The timetable of a schedule for `groups` groups of workers with `virtual` stages each. Raises ValueError for an
-    unknown schedule, counts that are no whole numbers from one on, several stages a group in a schedule other than "interleaved", and for that one
-    where the groups do not divide the microbatches."""
+    unknown schedule, counts that are no whole numbers from one on, several stages a group in a schedule other than
+    "interleaved", and for that one where the groups do not divide the microbatches."""
     if schedule not in SCHEDULES:
         raise ValueError(f"unknown schedule {schedule!r}: it must be one of {', '.join(map(repr, SCHEDULES))}")
     if any(type(each) is not int for each in (groups, microbatches, virtual)):

@@ -150,6 +150,17 @@ def test_rows_that_are_taken_by_their_numbers_are_those_of_the_batch(
     trained(mesh, between, rows, microbatches)
 
 
+@pytest.mark.parametrize(
+    "between",
+    [
+        lambda h: h.view(-1, 2, 6).mean(1, keepdim=True).expand(-1, 2, -1).flatten(0, 1) + h,
+        lambda h: h.view(-1, 12).softmax(1).view(-1, 6) + h,
+    ],
+)
+def test_rows_that_a_view_takes_together_are_those_of_the_batch(mesh: Mesh, between: Callable[[Any], Any]) -> None:
+    trained(mesh, between, 8, 2)
+
+
 def masked(h: Any, documents: Any) -> Any:
     """What `transformers` does without a mask: rows by their numbers, of documents that are for all rows the same."""
     batch, at = numbers(h)[:, None, None], torch.arange(6)
