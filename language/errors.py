@@ -64,14 +64,21 @@ def lengths_error(source: Source | None) -> ProgramError:
     )
 
 
-def branch_error(source: Source | None) -> ProgramError:
+def branch_error(source: Source | None, own: str = "") -> ProgramError:
     """A tensor's value was asked for (`if t`, `float(t)`, `t.item()`, `range(t)`, `print(t)`) while a program was
-    traced."""
+    traced; in per-worker code that of a tensor that varies along the mesh dim `own`."""
     if torch.is_anomaly_enabled() and torch._C._current_graph_task_id() != -1:
         return ProgramError(
             "PyTorch's anomaly mode reads each gradient, and a program's are on the workers",
             hint="turn it off, and have the workers look for the first op that gives NaN:\n"
             "with mesh.detect_anomaly(): step(x)",
+            source=source,
+        )
+    if own:
+        return ProgramError(
+            f"per-worker code cannot branch on a value that varies along '{own}', or read it into Python",
+            hint="y = torch.where(x > 0, a, b)  # right: each worker chooses by its own value\n"
+            f"x.to_local({own}=0).item()        # right outside of programs: the value of one worker",
             source=source,
         )
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"

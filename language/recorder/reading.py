@@ -17,6 +17,7 @@ from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import current_program, recording_for
 from monarch.language.recorder.scalar import Scalar
 from monarch.language.recorder.validation import deferred
+from monarch.language.recorder.varying import active, varying_of
 from monarch.language.source import calls_from, user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -42,13 +43,15 @@ def read_item(tensor: DistributedTensor) -> Any:
             copy = clone(copy)
         ask = None if recording.program else lambda: copy.full_tensor().item()
         return Scalar(Expr("item", (recording.value_of(copy._ref),)), None, recording.guard, ask)
+    own = next(iter(varying_of(tensor)), "") if active.regions else ""
     if recording is not None:
         known = known_value(recording, tensor)
         if known is not None:
             return known.item()
         if calls_from("/torch/nn/modules/rnn.py"):  # a recurrent layer asks a PackedSequence for its `batch_sizes`
             raise lengths_error(user_source())
-        raise branch_error(user_source())
+    if recording is not None or own:
+        raise branch_error(user_source(), own)
     return tensor.full_tensor().item()
 
 

@@ -217,7 +217,9 @@ def _own(x: torch.Tensor, dims: Dims, what: str) -> tuple[DistributedTensor, tup
             f"{what} over {listed} of {tensor._ref.type}, which is the same on all {count} workers there",
             hint=f"y = monarch.reduce(x, {listed})                        # wrong: x does not vary\n"
             f"y = x * {count}                                          # right, for {count} times x\n"
-            f"y = monarch.reduce(monarch.vary(x, {listed}), {listed})  # right: the same, said so",
+            f"y = monarch.reduce(monarch.vary(x, {listed}), {listed})  # right: the same, said so"
+            if what.startswith("reduce(")
+            else f"make it each worker's own first, if that is meant: monarch.vary(x, {listed}).",
             source=user_source(),
         )
     return tensor, names

@@ -391,7 +391,7 @@ def test_outside_of_programs_it_takes_literals_reads_values_and_calls_programs()
             close(double(x) + torch.tensor([[1.0, 2.0, 3.0]]), x * 2 + torch.tensor([1.0, 2.0, 3.0]))
             placed = monarch.distribute(x, mesh, "[@data, -]")
             assert torch.equal((placed + 1).full_tensor(), x + 1)
-            with pytest.raises(LayoutError, match="varies along 'data' has no global value") as error:
+            with pytest.raises(ProgramError, match="branch on a value that varies along 'data'") as error:
                 bool(mesh.rank("data") == 0)
             assert error.value.source is not None and error.value.source.file == __file__
 
@@ -430,6 +430,27 @@ def test_mistakes_that_would_give_wrong_numbers_are_refused_with_the_right_code(
         assert "mesh dim 'gpu' is unknown" in refused(mesh, lambda x: monarch.reduce(x, "gpu"))
         assert "in_layouts has 2 layouts, and there is 1 argument" in refused(mesh, lambda x: x, (None, None))
         assert "in_layouts gives argument 0 as" in refused(mesh, lambda x: x, "[-, -] partial<sum: data>")
+
+
+@pytest.mark.parametrize("door", [monarch.program, lambda **options: lambda step: step])
+def test_a_branch_on_what_varies_says_how_each_worker_chooses_for_itself(door: Any) -> None:
+    def branching(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else -x
+
+    def read(x: torch.Tensor) -> torch.Tensor:
+        return x * x.amax().item()
+
+    def choosing(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x.sum() > 0, x * 2, -x)
+
+    with partitioned_mesh(data=4) as mesh:
+        x = monarch.distribute(torch.tensor([1.0, -2.0, 3.0, -4.0]), mesh, "[@data]")
+        for body in (branching, read):
+            with pytest.raises(ProgramError, match="cannot branch on a value that varies along 'data'") as error:
+                door(mesh=mesh)(monarch.local(body, "[@data]", "[@data]", mesh=mesh))(x)
+            assert error.value.hint is not None and "torch.where(x > 0, a, b)" in error.value.hint
+        made = door(mesh=mesh)(monarch.local(choosing, "[@data]", "[@data]", mesh=mesh))(x)
+        assert made.full_tensor().tolist() == [2.0, 2.0, 6.0, 4.0]
 
 
 def test_what_varies_is_refused_at_the_edge_of_a_branch_or_a_loop() -> None:
