@@ -228,6 +228,24 @@ def test_a_call_of_an_actor_leaves_the_next_one_alone() -> None:
         procs.stop().get(60)
 
 
+def test_a_process_that_was_being_reached_can_be_reached() -> None:
+    within = ["/messages/router.py"]
+
+    def reach(at: int) -> int:
+        procs = this_host().spawn_procs({"at": 1})
+        try:
+            with suppress(KeyboardInterrupt), chaos.interrupt(at, within=within) as found:
+                procs.spawn("first", Counter)
+            assert procs.spawn("second", Counter).add.call().get(20).values() == [1], found.where
+            return found.passed
+        finally:
+            procs.stop().get(60)
+
+    passed = reach(-1)
+    for at in range(0, passed, 1 if is_full() else 2):
+        reach(at)
+
+
 def test_awaits_that_are_given_up_leave_the_next_one_alone() -> None:
     procs = this_host().spawn_procs({"at": 2})
     try:

@@ -236,21 +236,22 @@ class Router:
                 self._ways[to] = numbered = _Numbered(found, self.numbers.to(to))
                 return numbered
             connected = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
-            way: _Way | None = None
+            way, hello = _Way(connected, self), self.address.encode()
             try:
                 connected.connect(_name(to))
                 if is_ours(connected):
-                    connected.send(self.address.encode())
                     connected.setblocking(False)
-                    way = _Way(connected, self)
+                    with way.lock:  # before anything else is sent on it
+                        # Nothing comes between the two: a receiver that has heard of this process, whose connection
+                        # Ctrl-C then closed, would take it for ended.
+                        self._ways[to] = way
+                        connected.send(hello)
+                    return way
             except OSError:
-                pass
-            if way is None:
-                connected.close()
-                self._ended[to] = None
-            else:
-                self._ways[to] = way
-            return way
+                self._ways.pop(to, None)
+            way.close()
+            self._ended[to] = None
+            return None
 
     def reaches(self, to: str) -> bool:
         """Whether it is not known that nothing can be sent there."""
