@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, settings
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 import monarch.actor
+from monarch.language.tensors.mesh import Mesh, open_meshes
 
 pytest_plugins = ["tests.retry", "tests.sample", "tests.slowest"]
 
@@ -59,6 +60,20 @@ def watches_end() -> Iterator[None]:
     yield
     watching = [getattr(hook, "__self__", None) for hook in _global_optimizer_pre_hooks.values()]
     assert [each for each in watching if type(each).__name__ == "OptimizerWatch"] == []
+
+
+@pytest.fixture(autouse=True, scope="module")
+def meshes_end(request: pytest.FixtureRequest) -> Iterator[None]:
+    """A program without `mesh=` is on the mesh that is open: a file of tests leaves none to those behind it."""
+    before = set(map(id, open_meshes()))
+    yield
+
+    def left() -> list[Mesh]:
+        return [mesh for mesh in open_meshes() if id(mesh) not in before and not mesh.is_abstract]
+
+    if left():
+        gc.collect()  # one without references may only wait for the garbage collector
+        assert left() == [], f"{request.node.nodeid} leaves meshes open"
 
 
 @pytest.fixture(autouse=True)

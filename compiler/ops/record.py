@@ -25,7 +25,7 @@ class OpRecord:
     """What is known of an op, or of one overload of it; None for what is not.
 
     `record`       how the recorder takes a call that does not go onto the tape as it is (`language.recorder`)
-    `shape`        its results' shapes, without PyTorch's own, slower function (`language.shapes`)
+    `shape`        its results' shapes, without PyTorch's own, slower function (`language.tensors.shapes`)
     `normalise`    how a call becomes nodes of the graph that mean the same (`passes.functionalize`)
     `read`         how a view is read, `write` how a write to it reaches what it views (`passes.views`)
     `rule`         how it partitions (`rules.register`)

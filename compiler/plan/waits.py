@@ -7,7 +7,7 @@ from monarch.compiler.plan.arena import slots_in
 from monarch.compiler.plan.plan import Instruction, Plan, Slot
 
 STARTED = frozenset({"nccl"})
-"""What of `collectives.BACKENDS` only starts a collective where it stands: its result is there behind a "wait"."""
+"""What of `plan.options.BACKENDS` only starts a collective where it stands: its result is there behind a "wait"."""
 
 _COLLECTIVES = frozenset(name for name, op in OPS.items() if op.collective) - {"commit", "wait"}
 

@@ -23,7 +23,7 @@ _LOOK_EVERY = 16  # values kept
 
 
 class Ahead(Protocol):
-    """What of `collectives.Meetings` is needed here."""
+    """What of `collectives.meeting.Meetings` is needed here."""
 
     def passed(self, command: int, ranks: Iterable[int] | None = None) -> bool: ...
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Rounds(Ahead, Protocol):
-    """What of `collectives.Meetings` a worker's state needs."""
+    """What of `collectives.meeting.Meetings` a worker's state needs."""
 
     def begin(self, step: int) -> None: ...
 
@@ -46,7 +46,7 @@ class Rounds(Ahead, Protocol):
 
 
 class Steps(Protocol):
-    """What of `collectives.Collectives` a worker's state and its plans need."""
+    """What of `collectives.collectives.Collectives` a worker's state and its plans need."""
 
     @property
     def at(self) -> Rounds: ...

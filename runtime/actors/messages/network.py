@@ -13,7 +13,7 @@ connection. Otherwise what passes between its host and others is relayed, by the
                              process ⇄ process              two attached hosts
 
 The way from one process to another is chosen when it first sends something, and never changes. What is for several
-processes of a host goes by its agent besides (`processes.spreading`), and numbers keep the order (`order`).
+processes of a host goes by its agent besides (`actors.processes.spreading`), and numbers keep the order (`order`).
 """
 
 from __future__ import annotations

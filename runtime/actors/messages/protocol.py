@@ -75,7 +75,7 @@ LOG = 26
 UNFIT = 27
 """(group, rank, reply) and the pickled ActorError that the bootstrap of a process raised, to the agent of its host"""
 PROBE = 28
-"""(port, reply, path): whether who is to give this answer waits for one itself; see `processes.circles`"""
+"""(port, reply, path): whether who is to give this answer waits for one itself; see `actors.processes.circles`"""
 
 LOG_OPTIONS = 29
 """(reply, level, whether records are sent): of what this process logs"""

@@ -205,8 +205,8 @@ class _Actors:
 
 
 class WorkersInProcesses:
-    """`runtime.workers.Processes`: workers of one mesh, in processes of actors on this host, which `where` has by rank.
-    `owner` is the process that drives the mesh."""
+    """`processes.workers.Processes`: workers of one mesh, in processes of actors on this host. `where` has these by
+    rank, and `owner` is the process that drives the mesh."""
 
     alive = True  # each process' end is told
 

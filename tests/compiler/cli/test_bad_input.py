@@ -364,6 +364,7 @@ def whole_plan(tmp_path_factory: pytest.TempPathFactory) -> bytes:
         return plan_bytes(load_program(f"{file}:mlp").compile())
     finally:
         sys.path[:] = path
+        sys.modules.pop(file.stem).mesh.close()
 
 
 @pytest.fixture(scope="module")
