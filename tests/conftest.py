@@ -83,7 +83,8 @@ def forgotten_files() -> Iterator[None]:
     path = list(sys.path)
     yield
     sys.path[:] = path
-    linecache.clearcache()
+    for file in [file for file in linecache.cache if not os.path.isabs(file)]:  # to read others again takes long
+        del linecache.cache[file]
 
 
 # By its own way, an interrupt of the main thread, such a failure would end the whole run.

@@ -359,10 +359,10 @@ def program_html(
     return _output(*parts)
 
 
-def frame_html(page: str, title: str, height: int = 640) -> str:
+def frame_html(page: str, title: str) -> str:
     """A whole page within a notebook's output. It may run its own scripts, and reach nothing of the notebook."""
     return (
         f'<iframe srcdoc="{escape(page)}" title="{escape(title)}" sandbox="allow-scripts allow-downloads allow-popups" '
-        f'style="width: 100%; height: {height}px; border: 1px solid #8886; border-radius: 6px; box-sizing: border-box" '
+        f'style="width: 100%; height: 640px; border: 1px solid #8886; border-radius: 6px; box-sizing: border-box" '
         'loading="lazy"></iframe>'
     )

@@ -98,9 +98,9 @@ _whole_dim(
 )
 
 
-def _gated(call: Call, name: str, operands: int) -> Line:
+def _gated(call: Call, operands: int) -> Line:
     """Halves of one dim, which stays whole, go with each other."""
-    ndim = len(call.shape(name) or ())
+    ndim = len(call.shape("self") or ())
     dim = dim_of(call.get("dim", -1), ndim)
     text = tensor_text(["_" if at == dim else each for at, each in enumerate(factor_names(ndim))])
     return line(f"{', '.join([text] * operands)} -> {text}", linear=[{0}] if operands == 2 else [])
@@ -108,9 +108,9 @@ def _gated(call: Call, name: str, operands: int) -> Line:
 
 @sharding_rule("aten.glu")
 def _glu(call: Call) -> Line:
-    return _gated(call, "self", 1)
+    return _gated(call, 1)
 
 
 @sharding_rule("aten.glu_backward")
 def _glu_backward(call: Call) -> Line:
-    return _gated(call, "self", 2)
+    return _gated(call, 2)

@@ -205,9 +205,9 @@ class Meetings:
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
-    def next_area(self, span: int = 2) -> int:
-        """The number of the area for the next round, once nobody reads it any more; `span` says how many take turns."""
-        area = self._area = (self._area + 1) % span
+    def next_area(self) -> int:
+        """The number of the area for the next round, once nobody reads it any more: two take turns."""
+        area = self._area = (self._area + 1) % 2
         self.reclaim(area)
         return area
 

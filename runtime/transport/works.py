@@ -103,16 +103,13 @@ class LinkWork(Pending):
 class Finished:
     """A `Work` that was finished when it was made."""
 
-    __slots__ = ("_value",)
-
-    def __init__(self, value: int | None = None) -> None:
-        self._value = value
+    __slots__ = ()
 
     def done(self) -> bool:
         return True
 
-    def wait(self, timeout: float | None = None, check: Check | None = None) -> int | None:
-        return self._value
+    def wait(self, timeout: float | None = None, check: Check | None = None) -> None:
+        return None
 
     def then(self, call: Callable[[], None]) -> None:
         call()

@@ -22,9 +22,9 @@ def _inputs(lower: Lowering, node: fx.Node, at: At, *names: str, dtype: torch.dt
     return [lower.operand(operand, at, shape, dtype) for operand in operands]
 
 
-def _float(lower: Lowering, node: fx.Node, name: str = "self") -> torch.dtype:
+def _float(lower: Lowering, node: fx.Node) -> torch.dtype:
     """The float dtype in which an op computes on an operand that may be of integers."""
-    (operand,) = arguments(node, name)
+    (operand,) = arguments(node, "self")
     dtype = lower.promoted(operand)
     return dtype if dtype in FLOATS else torch.float32
 

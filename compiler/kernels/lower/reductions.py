@@ -26,16 +26,16 @@ def _dims(given: Any, ndim: int) -> tuple[int, ...]:
     return tuple(sorted(dim % max(ndim, 1) for dim in ([given] if isinstance(given, int) else given)))
 
 
-def _simple(packet: str, op: str, dim_name: str, *, mean: bool = False) -> None:
+def _simple(packet: str, op: str, *, mean: bool = False) -> None:
     def dims_of(node: fx.Node, ndim: int) -> tuple[int, ...]:
         names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-        if dim_name not in names:
+        if "dim" not in names:
             if "other" in names:
                 raise Unfusable("no reduction")
             return tuple(range(ndim))
         if node.target._overloadname == "dim" and op in ("max", "min"):  # type: ignore[union-attr]
             raise Unfusable("a reduction that also gives positions")
-        return _dims(arguments(node, dim_name)[0], ndim)
+        return _dims(arguments(node, "dim")[0], ndim)
 
     REDUCED[packet] = 0, dims_of
 
@@ -66,13 +66,13 @@ def _restored(lower: Lowering, node: fx.Node, at: At, dims: Sequence[int], ndim:
     return tuple(lower.zero if dim in dims else next(rest) for dim in range(ndim))
 
 
-_simple("aten.sum", "sum", "dim")
-_simple("aten.prod", "prod", "dim")
-_simple("aten.mean", "sum", "dim", mean=True)
-_simple("aten.amax", "max", "dim")
-_simple("aten.amin", "min", "dim")
-_simple("aten.max", "max", "dim")
-_simple("aten.min", "min", "dim")
+_simple("aten.sum", "sum")
+_simple("aten.prod", "prod")
+_simple("aten.mean", "sum", mean=True)
+_simple("aten.amax", "max")
+_simple("aten.amin", "min")
+_simple("aten.max", "max")
+_simple("aten.min", "min")
 
 
 class Row:
