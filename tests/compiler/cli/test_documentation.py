@@ -1,8 +1,8 @@
 """Pages in docs/ show what the commands print: run them in order, and compare.
 
 Durations, hashes, sizes of files and the spaces between columns may differ. Of a block marked `measured` only the lines
-at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew. A page's second and later
-sweeps, which compile for many meshes and machines and write nothing that others read, run with --full only.
+at the margin are compared, without their numbers. `pytest --rewrite` writes the outputs anew. Sweeps, which compile for
+many meshes and machines and write nothing that others read, run with --full only; test_sweep.py has small ones.
 """
 
 from __future__ import annotations
@@ -79,12 +79,10 @@ def test_a_page_shows_what_the_commands_print(
     page = (DOCS / name).read_text()
     rewrite = request.config.getoption("--rewrite")
     wrong = []
-    swept = 0
     for content, file in FILE.findall((DOCS / PAGES[name]).read_text() if PAGES[name] else ""):
         Path(file).write_text(content)
 
     def check(match: re.Match[str]) -> str:
-        nonlocal swept
         language, measured, block = match[1], bool(match[2]), match[3]
         if language == "python":
             file, _, content = block.partition("\n")
@@ -92,8 +90,7 @@ def test_a_page_shows_what_the_commands_print(
             return match[0]
         shown = ""
         for command, before in outputs(block):
-            swept += "sweep" in command.split()
-            if swept > 1 and "sweep" in command.split() and not (rewrite or is_full()):
+            if "sweep" in command.split() and not (rewrite or is_full()):
                 shown += f"$ {command}\n{before}"
                 continue
             now = printed(command, monarchc)

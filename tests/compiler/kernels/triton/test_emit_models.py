@@ -23,7 +23,7 @@ import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
 
-mesh = Mesh(data=2)
+mesh = Mesh.abstract(data=2)
 model = monarch.module_to_mesh(GPT(width=32, layers=1, sequence=16), mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
