@@ -50,7 +50,7 @@ from torch import nn
 import monarch
 from monarch.distributed import Mesh
 
-mesh = Mesh(data=1)
+mesh = Mesh.abstract(data=1)
 model = monarch.module_to_mesh(
     nn.Sequential(nn.Embedding(12, 8), nn.Linear(8, 16), nn.GELU(), nn.Dropout(), nn.LayerNorm(16), nn.Linear(16, 5)),
     mesh,
@@ -314,7 +314,7 @@ import torch
 import monarch
 from monarch.distributed import Mesh
 
-state = monarch.distribute(torch.zeros(6), Mesh(data=1))
+state = monarch.distribute(torch.zeros(6), Mesh.abstract(data=1))
 
 @monarch.program
 def step(x: "f32[6]", flags: "bool[6]"):

@@ -40,7 +40,7 @@ import monarch
 from monarch.distributed import Mesh
 from monarch.stdlib.models.gpt import GPT
 
-mesh = Mesh(data=1)
+mesh = Mesh.abstract(data=1)
 model = monarch.module_to_mesh(GPT(width=32, layers=1, sequence=16, vocabulary=64), mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -195,7 +195,7 @@ from torch import nn
 import monarch
 from monarch.distributed import Mesh
 
-mesh = Mesh(data=1)
+mesh = Mesh.abstract(data=1)
 parts = nn.Embedding(10, 16, padding_idx=0), nn.Linear(16, 48), nn.LayerNorm(16), nn.Dropout(0.1), nn.Linear(16, 10)
 model = monarch.module_to_mesh(nn.ModuleList(parts), mesh)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
@@ -239,7 +239,7 @@ import torch
 import monarch
 from monarch.distributed import Mesh
 
-model = monarch.module_to_mesh(torch.nn.LSTM(8, 8), Mesh(data=1))
+model = monarch.module_to_mesh(torch.nn.LSTM(8, 8), Mesh.abstract(data=1))
 
 @monarch.program
 def step(x: "f32[5, 8]"):
