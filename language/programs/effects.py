@@ -203,6 +203,11 @@ class Alias:
     number: int
 
 
+def _tensors_first(leaves: list[Any]) -> list[tuple[int, Any]]:
+    """Results by their numbers: what is returned itself ends its history as a result does."""
+    return sorted(enumerate(leaves), key=lambda each: not isinstance(each[1], DistributedTensor))
+
+
 def _is_container(value: Any) -> bool:
     """Whether another call can make a container like it, with entries of its own."""
     return type(value) in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields"))
@@ -337,15 +342,14 @@ class Effects:
             if number is not None:
                 return isinstance(self._arguments[number], DistributedTensor)
             # What cannot be looked into may hold any tensor: such a call, which is traced, returns the very objects.
-            known = id(ref) in self._refs or id(ref.cell) in self.cells
-            return known or self.cannot is not None and any(made() is ref.cell for made, _ in self._recording.made)
+            return id(ref) in self._refs or id(ref.cell) in self.cells or self.cannot is not None
         if isinstance(value, DistributedTensor) or _is_container(value):
             return id(value) in self._memo or id(value) in self._guards.spot_of
         return False
 
     def concretize_returned(self, leaves: list[Any]) -> None:
         """Have the traced call return the objects that it leaves."""
-        for number, leaf in enumerate(leaves):
+        for number, leaf in _tensors_first(leaves):
             if not isinstance(leaf, (Value, Expr, Alias)):
                 leaves[number] = self._concrete(leaf, returned=True)
         self._left.clear()
@@ -354,7 +358,7 @@ class Effects:
     def returned(self, leaves: list[Any]) -> dict[int, Make]:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
         found: dict[int, Make] = {}
-        for number, leaf in enumerate(leaves):
+        for number, leaf in _tensors_first(leaves):
             if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Alias)) and not is_named(leaf):
                 try:
                     found[number] = self._make(leaf, returned=True)
@@ -396,7 +400,7 @@ class Effects:
             kept = value.detach().clone()
             return self._once(lambda outcome: kept.clone())
         if _is_container(value):
-            return self._once(self._container(value))
+            return self._once(self._container(value, returned))
         if kind_of(value) == CONSTANT:
             return lambda outcome: value
         raise CannotRepeat(f"makes an object of type {type(value).__name__}")
@@ -464,23 +468,23 @@ class Effects:
 
     # -- what the traced call itself leaves ----------------------------------------------------------------------
 
-    def concretize(self, held: Held, now: Contents) -> None:
+    def concretize(self, held: Held, now: Contents, returned: bool = False) -> None:
         """Give an object the arguments and numbers of this call for those that stood for them, and tensors without
         the history that autograd has of them."""
         keys, values = now
         before = dict(zip(*held.before, strict=True))
         if isinstance(held, (containers.Sequence, containers.Members, containers.Own)):
-            concrete = [self._concrete(value) for value in values]
+            concrete = [self._concrete(value, returned) for value in values]
             if any(a is not b for a, b in zip(concrete, values, strict=True)):
                 if not isinstance(held.holder, tuple):
                     held.holder.clear()
                 held.fill(held.holder, keys, concrete)
             return
         if isinstance(held, containers.Mapping) and any(isinstance(key, torch.SymFloat) for key in keys):
-            held.fill(held.holder, [*map(self._concrete, keys)], [*map(self._concrete, values)])
+            held.fill(held.holder, *([self._concrete(each, returned) for each in both] for both in now))
             return
         for key, value in zip(keys, values, strict=True):
-            if before.get(key, MISSING) is not value and (new := self._concrete(value)) is not value:
+            if before.get(key, MISSING) is not value and (new := self._concrete(value, returned)) is not value:
                 held.put(held.holder, key, new)
 
     def _concrete(self, value: Any, returned: bool = False) -> Any:
@@ -519,7 +523,7 @@ class Effects:
             return value
         self._left[id(value)] = value
         if isinstance(value, tuple):
-            entries = [self._concrete(entry) for entry in value]
+            entries = [self._concrete(entry, returned) for entry in value]
             if all(a is b for a, b in zip(entries, value, strict=True)):
                 return value
             return type(value)(*entries) if hasattr(value, "_fields") else type(value)(entries)
@@ -528,7 +532,7 @@ class Effects:
         ):
             empty = kind.__new__(kind)
             empty.holder, empty.before = value, ([], [])
-            self.concretize(empty, kind.read(value))
+            self.concretize(empty, kind.read(value), returned)
         return value
 
     def _of_own(self, ref: Ref) -> Ref | None:
@@ -542,10 +546,10 @@ class Effects:
 
     # -- templates -----------------------------------------------------------------------------------------------
 
-    def _container(self, value: Any) -> Make:
+    def _container(self, value: Any, returned: bool) -> Make:
         kind = type(value)
         if isinstance(value, dict):
-            pairs = [(self._make(key), self._make(entry)) for key, entry in value.items()]
+            pairs = [(self._make(key, returned), self._make(entry, returned)) for key, entry in value.items()]
             factory = getattr(value, "default_factory", None)
 
             def mapping(outcome: Outcome) -> Any:
@@ -555,7 +559,7 @@ class Effects:
                 return made
 
             return mapping
-        entries = [self._make(entry) for entry in value]
+        entries = [self._make(entry, returned) for entry in value]
         if hasattr(value, "_fields"):
             return lambda outcome: kind._make(entry(outcome) for entry in entries)
         length = value.maxlen if isinstance(value, collections.deque) else None

@@ -37,8 +37,10 @@ _UNKNOWN_MODULES = frozenset(
     "urllib http ssl numpy.random fcntl mmap resource psutil signal tracemalloc".split()
 )
 """The results of functions of these modules do not follow from the state of Python's objects."""
-_GENERATORS = frozenset("initial_seed get_rng_state get_state set_rng_state set_state".split())
-"""What asks for PyTorch's generator, and sets it to what was asked for."""
+_GENERATORS = frozenset("initial_seed get_rng_state get_state set_rng_state set_state manual_seed".split())
+"""What asks for PyTorch's generator, and sets it."""
+_WRAPPERS = ("torch._compile", "torch._dynamo.eval_frame")
+"""Modules of functions that stand before some of these, to be left out by torch.compile."""
 _UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec")}
 _UNKNOWN_NAMES = {
     "os": frozenset(
@@ -422,6 +424,8 @@ class Entered:
                 self.computes = True
         if module == "torch.random" and code.co_name in _GENERATORS and caller is not None:
             del self.met[id(code)]  # PyTorch's own code calls it too
+            while caller.f_globals.get("__name__") in _WRAPPERS and caller.f_back is not None:
+                caller = caller.f_back
             if belongs_to_user(caller.f_code):
                 self.generator.setdefault(code.co_name, Source(caller.f_code.co_filename, caller.f_lineno))
         if self._scalars and module.partition(".")[0] == "json":  # its C code knows floats alone

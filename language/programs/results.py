@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import collections
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass, field
+from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
 
+from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.tape import Value
-from monarch.language.programs.effects import Alias
+from monarch.language.programs.classify import kind_of
+from monarch.language.programs.effects import Alias, Effects
+from monarch.language.programs.kinds import Tensor
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.tensors.tensor import DistributedTensor
@@ -32,9 +37,21 @@ class Result:
         return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
 
 
-def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool]) -> Result:
+def result_of(
+    recording: Recording,
+    returned: Any,
+    effects: Effects,
+    known: Container[int],
+    made_here: Callable[[CodeType], bool],
+) -> Result:
     """What the program returns. A tensor or container that Python keeps elsewhere too is no result of the plan: each
-    call returns the one that is there."""
+    call returns the one that is there; `known` are the ids of the objects that were there before. Raises ProgramError
+    for a generator or coroutine that it has made: whose code is `made_here`, or that has its tensors."""
+    several = _in_several_places(recording, returned, effects, known)
+
+    def keeps(value: Any) -> bool:
+        return id(value) in several or effects.keeps(value)
+
     leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda value: keeps(value) or _has_number_keys(value))
     found: list[Any] = []
     differentiable: list[bool] = []
@@ -53,8 +70,62 @@ def result_of(recording: Recording, returned: Any, keeps: Callable[[Any], bool])
         elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
             found.append(float(leaf) if isinstance(leaf, torch.SymFloat) else bool(leaf))
         else:
+            if isinstance(leaf, (GeneratorType, CoroutineType, AsyncGeneratorType)):
+                _check_ran(recording, leaf, made_here)
             found.append(leaf)
     return Result(found, with_sizes(spec), differentiable)
+
+
+def _in_several_places(recording: Recording, returned: Any, effects: Effects, known: Container[int]) -> set[int]:
+    """The ids of the containers that stand in several places of what a program returns, or in an object there. Has
+    `effects` keep the tensors in these: each is one object in all places."""
+    met: set[int] = set()
+    rest: list[Any] = []
+
+    def is_leaf(value: Any) -> bool:
+        if isinstance(value, (list, dict, collections.deque)):
+            if id(value) in met:
+                rest.append(value)
+            met.add(id(value))
+        return effects.keeps(value) or _has_number_keys(value)
+
+    leaves = pytree.tree_leaves(returned, is_leaf=is_leaf)
+    rest += [leaf for leaf in leaves if not isinstance(leaf, DistributedTensor)]
+    seen: set[int] = set()
+    containers: set[int] = set()
+    while rest:
+        value = rest.pop()
+        kind = kind_of(value)
+        if kind is None or isinstance(kind, str) or id(value) in seen or id(value) in known:
+            continue
+        seen.add(id(value))
+        if isinstance(value, DistributedTensor):
+            cell = value._ref.cell
+            if cell.recording is recording and id(cell) not in recording.input_cells:
+                effects.cells[id(cell)] = cell
+        elif not issubclass(kind, Tensor):
+            if id(value) in met:
+                containers.add(id(value))
+            rest += [entry for part in kind.read(value) for entry in part]
+    return containers
+
+
+def _check_ran(recording: Recording, leaf: Any, made_here: Callable[[CodeType], bool]) -> None:
+    """Raise for code of the program that would run behind it."""
+    kind, asynchronous = type(leaf).__name__.replace("_", " "), not isinstance(leaf, GeneratorType)
+    prefix = {GeneratorType: "gi", CoroutineType: "cr"}.get(type(leaf), "ag")
+    code: CodeType = getattr(leaf, f"{prefix}_code")
+    frame: FrameType | None = getattr(leaf, f"{prefix}_frame")
+    has = [] if frame is None else [value for value in frame.f_locals.values() if isinstance(value, DistributedTensor)]
+    if made_here(code) or any(value._ref.cell.recording is recording for value in has):
+        raise ProgramError(
+            f"the program returns {'an' if kind[0] == 'a' else 'a'} {kind}, whose code would run when the program has "
+            "returned",
+            hint="have a plain function be the program, and call it from the coroutine: return step(x)."
+            if asynchronous
+            else "return a list of what it gives: return [*rows(x)], or have a plain function be the program.",
+            source=Source(code.co_filename, code.co_firstlineno),
+        )
 
 
 class _Size:

@@ -328,7 +328,7 @@ def _trace(
         args, kwargs = passed.args, passed.kwargs
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
-            stack.enter_context(counting_streams())
+            stack.enter_context(counting_streams(lambda: entered.generator.get("manual_seed")))
             stack.enter_context(watch.watching())
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
@@ -338,6 +338,8 @@ def _trace(
             stack.enter_context(entered.watching())
             try:
                 returned = next(_alone(function, args, kwargs))
+                if isinstance(returned, _Stopped):
+                    raise returned.error
             except RuntimeError as error:
                 apart(call, inputs_, as_made, snapshot.held)  # as autograd's, which has not found the other one
                 check_leaves(call, error)
@@ -377,7 +379,10 @@ def _trace(
             effects.add(held, now)
         for at, held, now in among_arguments:
             effects.add(held, now, at)
-        result = result_of(recording, returned, effects.keeps)
+        own_code = getattr(function, "__code__", None)
+        result = result_of(
+            recording, returned, effects, guards.spot_of, lambda code: code is own_code or entered.made_by(code)
+        )
         returned = effects.returned(result.leaves)
         for held, now in changes:
             effects.concretize(held, now)
@@ -546,7 +551,17 @@ def _spots(snapshot: Snapshot, guards: Guards, cells: list[Cell]) -> list[tuple[
 def _alone(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any]:
     """Gives what the function returns. A generator has an error that it handles to itself: where a refusal is raised at
     a line of the program's own, in a handler, Python forgets to take back which error is handled."""
-    yield function(*args, **kwargs)
+    try:
+        yield function(*args, **kwargs)
+    except StopIteration as error:  # Python makes a RuntimeError of one that a generator raises
+        yield _Stopped(error)
+
+
+@dataclass(frozen=True)
+class _Stopped:
+    """The program has raised StopIteration."""
+
+    error: StopIteration
 
 
 _NAMED = (torch.SymInt, torch.SymBool)

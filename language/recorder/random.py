@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from monarch.compiler import ops
-from monarch.compiler.errors import ProgramError
+from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.ops.record import record
 from monarch.language.errors import OperatorError
 from monarch.language.recorder.checkpoints import checkpoint_part, drawn_along
@@ -83,9 +83,9 @@ def manual_seed(seed: int) -> None:
 
 
 @contextmanager
-def counting_streams() -> Iterator[None]:
+def counting_streams(seeds_at: Callable[[], Source | None]) -> Iterator[None]:
     """Count a program's streams from 0 while it is traced, and leave PyTorch's generator as it was. Raises ProgramError
-    where the program leaves the generator seeded anew."""
+    where the program leaves the generator seeded anew, with the line where it has done so, if that is known."""
     state = torch.default_generator.get_state()
     _streams.now = _Streams()
     try:
@@ -96,7 +96,7 @@ def counting_streams() -> Iterator[None]:
                 "the program seeds PyTorch's generator, and leaves it so",
                 hint="inside the program that happens only when it is traced: call torch.manual_seed between calls, "
                 "or seed within `with torch.random.fork_rng():`.",
-                source=user_source(),
+                source=seeds_at() or user_source(),
             )
     finally:
         torch.default_generator.set_state(state)

@@ -61,7 +61,8 @@ class Cell:
                 raise MonarchError(f"the mesh of this tensor is closed: {self.mesh!r}")
             raise MonarchError(
                 f"this tensor ({self._type}) was made while a program was traced, and has no value",
-                hint="return it from the program; tensors that a program leaves behind are filled by its calls.",
+                hint="return it from the program, and compute there what a function or iterator that it returns would "
+                "compute later; tensors that a program leaves behind are filled by its calls.",
                 source=user_source(),
             )
         return None
