@@ -123,6 +123,11 @@ def collect_as_before() -> None:
         _collector.pop()()
 
 
+def compiler_now() -> Compile | None:
+    """What compiles within a block of `compiling_with`: plans of one compiler are not another's."""
+    return _compile
+
+
 @contextmanager
 def compiling_with(compile: Compile, template: CompileTemplate | None = None) -> Iterator[None]:
     """Compile with another compiler within a block: a test's, or one with other passes. Without `template`, programs

@@ -27,7 +27,7 @@ from monarch.compiler.passes.functionalize import functionalize
 from monarch.compiler.plan import Plan
 from monarch.compiler.schedule.failing import can_fail
 from monarch.compiler.tape import Tape, Value
-from monarch.language.compile import compile_graph, eager_options
+from monarch.language.compile import compile_graph, compiler_now, eager_options
 from monarch.language.eager.failures import drop_gradients, first_failed, without
 from monarch.language.recorder.optimizer_state import OptimizerSnapshot
 from monarch.language.recorder.recording import Recording, turns
@@ -174,7 +174,8 @@ def _run(mesh: Mesh, recording: Recording, live: list[tuple[Cell, Value]], progr
     job = _Job(mesh, recording, live)
     tape = job.tape
     sources = tuple(op.source for op in tape.ops)
-    key = (mesh.spec, mesh._anomaly, recording.dtype, tape.key, sources, tuple(value for _, value in live))
+    made_by = compiler_now(), mesh.spec, mesh._anomaly, recording.dtype
+    key = (made_by, tape.key, sources, tuple(value for _, value in live))
     compiled = _plans.get(key)
     if compiled is None:
         compiled = job.compile(tape, job.updates)

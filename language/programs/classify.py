@@ -11,6 +11,7 @@ import functools
 import inspect
 import io
 import logging
+import sys
 import threading
 import types
 import weakref
@@ -93,6 +94,19 @@ def kind_of(value: Any) -> type[Held] | str | None:
     return _kind_of_instance(kind)
 
 
+def _is_of(kind: type, module: str) -> bool:
+    """Whether a class is of the module, or at least the library, of which it says that it is. A class of the user's may
+    say anything."""
+    found: Any = sys.modules.get(module)
+    for name in kind.__qualname__.split("."):
+        found = getattr(found, name, None)
+    if found is kind:
+        return True
+    root = module.partition(".")[0]
+    names = [str(each.__globals__.get("__name__")) for each in vars(kind).values() if type(each) is FunctionType]
+    return any(name.partition(".")[0] == root for name in names) if names else "__dict__" not in vars(kind)
+
+
 @functools.cache
 def _kind_of_instance(kind: Any) -> type[Held] | str:
     module = kind.__module__ or ""
@@ -103,7 +117,7 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
     if kind is dataclasses.Field:  # with the metadata that a program may read
         return Slots
     if kind.__name__ not in ("_local", "Generator") and any(
-        module == name or module.startswith(name + ".") for name in _CONSTANT_MODULES
+        (module == name or module.startswith(name + ".")) and _is_of(kind, module) for name in _CONSTANT_MODULES
     ):
         return CONSTANT
     if kind in (np.ndarray, np.memmap, np.recarray, np.matrix):
@@ -153,6 +167,5 @@ _CONSTANT_TYPES: tuple[type, ...] = (
 @functools.cache
 def is_users_class(kind: Any) -> bool:
     root = str(kind.__module__).partition(".")[0]  # C code may have put anything there
-    return root not in ("builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy") and bool(
-        kind.__flags__ & _HEAP
-    )
+    libraries = "builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy"
+    return bool(kind.__flags__ & _HEAP) and not (root in libraries and _is_of(kind, str(kind.__module__)))

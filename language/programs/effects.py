@@ -342,7 +342,8 @@ class Effects:
             if number is not None:
                 return isinstance(self._arguments[number], DistributedTensor)
             # What cannot be looked into may hold any tensor: such a call, which is traced, returns the very objects.
-            return id(ref) in self._refs or id(ref.cell) in self.cells or self.cannot is not None
+            known = id(ref) in self._refs or id(ref.cell) in self.cells
+            return known or self.cannot is not None and any(made() is ref.cell for made, _ in self._recording.made)
         if isinstance(value, DistributedTensor) or _is_container(value):
             return id(value) in self._memo or id(value) in self._guards.spot_of
         return False

@@ -370,12 +370,7 @@ def _results_of_write(
         if not isinstance(tensor, DistributedTensor) or id(tensor._ref.cell) in recording.not_written:
             raise plain_write(tensor)
         if id(tensor._ref.cell) in recording.input_cells:
-            raise ArgumentWritten(
-                "an argument of the program that is a plain tensor is changed in place",
-                hint="its caller would not see the change: return the new value, or place it on the mesh,\n"
-                "x = monarch.distribute(x, mesh), and pass that.",
-                source=user_source(),
-            )
+            raise _argument_write(recording, tensor._ref)
         if tensor._ref.fake.shape != tensor.shape:
             raise _reshaped_in_place(func)
         cell = tensor._ref.cell
@@ -442,10 +437,26 @@ def _reshaped_in_place(func: Any) -> OperatorError:
     )
 
 
+def _argument_write(recording: Recording, ref: Ref) -> ArgumentWritten:
+    """The error of a program that writes to a plain tensor among its arguments."""
+    while ref.parent is not None:
+        ref = ref.parent
+    entry = next((each for each in recording.tape.inputs if each.kind == "input" and each.value is ref.value), None)
+    which = "an argument" if entry is None else f"argument {entry.name or entry.label}"
+    x = "x" if entry is None or entry.name is None else entry.name
+    return ArgumentWritten(
+        f"{which} of the program is a plain tensor, and is changed in place",
+        hint=f"its caller would not see the change: return the new value, or place it on the mesh,\n"
+        f"{x} = monarch.distribute({x}, mesh), and pass that.",
+        source=user_source(),
+    )
+
+
 def plain_write(tensor: torch.Tensor) -> ProgramError:
     """The error of a program that writes to a plain tensor from outside."""
+    where = "in a program" if current.recording is not None else "by a distributed one"
     return ProgramError(
-        f"a plain tensor of shape {list(tensor.shape)} is changed in place by a distributed one",
+        f"a plain tensor of shape {list(tensor.shape)} is changed in place {where}",
         hint=instead(
             "place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
             "a module's buffers with monarch.module_to_mesh(module, mesh)."

@@ -156,6 +156,16 @@ class DistributedTensor(_Base):
             )
         return super().__getattribute__(name)  # which raises what it has raised before
 
+    def __delattr__(self, name: str) -> None:
+        number, own = self._own
+        if name in own and name not in self.__dict__:
+            raise ArgumentWritten(
+                f"the program deletes an attribute '{name}' of argument {number}, which is a plain tensor",
+                hint="its caller would not see it: pass monarch.distribute(x, mesh).",
+                source=user_source(),
+            )
+        super().__delattr__(name)
+
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod

@@ -115,7 +115,7 @@ def seen(value: Any) -> Any:
         return [
             str(value.dtype),
             *flags,
-            *(float(f"{float(entry):.3g}") for entry in value.detach().flatten().tolist()),
+            *map(_rounded, value.detach().flatten().tolist()),
         ]
     if isinstance(value, nn.Module):
         tensors = [*value.named_parameters(), *value.named_buffers()]
@@ -166,7 +166,7 @@ REFUSED = re.compile(
     "a program left this tensor .* with the history|changes a tensor's shape in place|cannot set the data of"
     "|cannot write in place to an expanded tensor|argument .* a plain tensor.* is changed in place"
     "|is given a gradient, and is|cannot branch on a tensor's value"
-    "|an argument of the program that is a plain tensor is changed|a plain tensor of shape .* is changed in place"
+    "|argument .* of the program is a plain tensor|a plain tensor of shape .* is changed in place"
 )
 """What a program may be refused for."""
 

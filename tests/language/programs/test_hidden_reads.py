@@ -427,3 +427,18 @@ def test_what_the_garbage_collector_finalizes_while_a_program_is_traced_is_not_t
         gc.set_threshold(*before)
     gc.collect()
     assert (len(traces), len(finalized)) == (1, 3)
+
+
+def test_a_class_that_says_it_is_a_library_s_is_the_user_s(mesh: Mesh) -> None:
+    class Says:
+        __module__ = "torch.fx"
+        rate = 1.0
+
+        def __init__(self) -> None:
+            self.scale = 1.0
+
+    said = Says()
+    step = program(lambda x: x * said.scale * said.rate, mesh=mesh)
+    for scale, rate in ((1.0, 1.0), (2.0, 1.0), (2.0, 3.0), (4.0, 3.0)):
+        said.scale, Says.rate = scale, rate
+        assert step(torch.ones(1)).tolist() == [scale * rate]

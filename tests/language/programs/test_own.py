@@ -140,3 +140,21 @@ def test_whether_an_argument_is_a_leaf_is_so_as_without_a_program(mesh: Mesh) ->
         assert step(x)[1:] == (x.is_leaf, x.grad_fn is None)
     with pytest.raises(ArgumentWritten, match=r"(?s)argument 0 .* has a history.*monarch.distribute\(x, mesh\)"):
         step(torch.ones(2).requires_grad_() * 2)
+
+
+def test_an_attribute_of_an_argument_is_deleted_or_refused_with_the_line(mesh: Mesh) -> None:
+    @program(mesh=mesh)
+    def step(x: Any) -> Any:
+        del x.scale
+        return x * 2
+
+    for _ in range(3):
+        x: Any = distribute(torch.ones(2), mesh)
+        x.scale = 1
+        step(x)
+        assert not hasattr(x, "scale")
+    plain: Any = torch.ones(2)
+    plain.scale = 1
+    with pytest.raises(ArgumentWritten, match=r"test_own.py:\d+:.*deletes an attribute 'scale' of argument 0"):
+        step(plain)
+    assert plain.scale == 1

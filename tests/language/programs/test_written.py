@@ -297,3 +297,17 @@ def test_a_result_that_what_the_program_makes_holds_too_is_one_tensor(mesh: Mesh
     for _ in range(3):
         step(torch.ones(2)).add_(1)
         assert made[-1]().tolist() == [3.0, 3.0]
+
+
+@pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+def test_a_result_that_is_a_constant_has_its_value_where_the_program_makes_what_none_can_make_anew(mesh: Mesh) -> None:
+    made: list[Any] = []
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> Any:
+        made.append(lambda: x)
+        lengths = torch.as_tensor([3, 2])
+        return x * 2, lengths, lengths[:1], torch.tensor(5.0)
+
+    for _ in range(2):
+        assert [each.tolist() for each in step(torch.ones(2))] == [[2.0, 2.0], [3, 2], [3], 5.0]
