@@ -203,11 +203,6 @@ class Alias:
     number: int
 
 
-def _tensors_first(leaves: list[Any]) -> list[tuple[int, Any]]:
-    """Results by their numbers: what is returned itself ends its history as a result does."""
-    return sorted(enumerate(leaves), key=lambda each: not isinstance(each[1], DistributedTensor))
-
-
 def _is_container(value: Any) -> bool:
     """Whether another call can make a container like it, with entries of its own."""
     return type(value) in _CONTAINERS or (isinstance(value, tuple) and hasattr(value, "_fields"))
@@ -350,7 +345,7 @@ class Effects:
 
     def concretize_returned(self, leaves: list[Any]) -> None:
         """Have the traced call return the objects that it leaves."""
-        for number, leaf in _tensors_first(leaves):
+        for number, leaf in kinds.tensors_first(leaves):
             if not isinstance(leaf, (Value, Expr, Alias)):
                 leaves[number] = self._concrete(leaf, returned=True)
         self._left.clear()
@@ -359,7 +354,7 @@ class Effects:
     def returned(self, leaves: list[Any]) -> dict[int, Make]:
         """How another call finds or makes the objects among a program's results that are not tensors or plain."""
         found: dict[int, Make] = {}
-        for number, leaf in _tensors_first(leaves):
+        for number, leaf in kinds.tensors_first(leaves):
             if type(leaf) not in PLAIN and not isinstance(leaf, (Value, Expr, Alias)) and not is_named(leaf):
                 try:
                     found[number] = self._make(leaf, returned=True)

@@ -391,3 +391,8 @@ def is_users_own_module(module: ModuleType) -> bool:
     if str(module.__dict__.get("__name__")).partition(".")[0] in ("monarch", "torch"):
         return False
     return module.__dict__.get("__spec__") is None if file is None else is_users_file(file) and not is_installed(file)
+
+
+def tensors_first(leaves: list[Any]) -> list[tuple[int, Any]]:
+    """Results by their numbers: what is returned itself ends its history as a result does."""
+    return sorted(enumerate(leaves), key=lambda each: not isinstance(each[1], torch.Tensor))

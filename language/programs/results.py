@@ -37,6 +37,13 @@ class Result:
         return [leaf for leaf in self.leaves if isinstance(leaf, Value)]
 
 
+@dataclass(frozen=True)
+class Stopped:
+    """The program has raised StopIteration."""
+
+    error: StopIteration
+
+
 def result_of(
     recording: Recording,
     returned: Any,

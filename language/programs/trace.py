@@ -47,7 +47,7 @@ from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.own import check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
-from monarch.language.programs.results import Result, result_of, with_sizes
+from monarch.language.programs.results import Result, Stopped, result_of, with_sizes
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.programs.unsaid import unsaid
 from monarch.language.recorder.modes import tracing
@@ -338,7 +338,7 @@ def _trace(
             stack.enter_context(entered.watching())
             try:
                 returned = next(_alone(function, args, kwargs))
-                if isinstance(returned, _Stopped):
+                if isinstance(returned, Stopped):
                     raise returned.error
             except RuntimeError as error:
                 apart(call, inputs_, as_made, snapshot.held)  # as autograd's, which has not found the other one
@@ -554,14 +554,7 @@ def _alone(function: Callable[..., Any], args: Any, kwargs: Any) -> Iterator[Any
     try:
         yield function(*args, **kwargs)
     except StopIteration as error:  # Python makes a RuntimeError of one that a generator raises
-        yield _Stopped(error)
-
-
-@dataclass(frozen=True)
-class _Stopped:
-    """The program has raised StopIteration."""
-
-    error: StopIteration
+        yield Stopped(error)
 
 
 _NAMED = (torch.SymInt, torch.SymBool)
