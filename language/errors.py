@@ -7,7 +7,7 @@ import re
 import torch
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
-from monarch.language.rewritten import looked_up, rewritten
+from monarch.language.rewritten import looked_up, rewritten, without_reading
 
 
 class OperatorError(MonarchError, RuntimeError):
@@ -87,6 +87,8 @@ def branch_error(source: Source | None, own: str = "") -> ProgramError:
     why = "the workers decide" if instead else "both sides are computed, the workers choose"
     if not instead and (known := _CALLS.get(called := next(iter(_CALLED.findall(line)), ""))):
         right, why = [known], f"{called}() reads the value, and this does not"
+    elif not instead and (code := without_reading(source)):
+        right, why = [code], "the value stays on the workers"
     if not instead and (code := looked_up(source)):
         why = "so many entries, a known number" if ".narrow(" in code else "the workers look into the tensor"
         right = [code]

@@ -45,22 +45,34 @@ def cond(
     """`true_fn(*operands)` where `pred` is true, else `false_fn(*operands)`.
 
     `pred` is a tensor of one element, or a bool. Both functions give tensors (or lists, tuples and dicts of these) of
-    the same shapes and dtypes. They may read what else there is in the program, and write to state: the step keeps what
-    the branch that runs has written. Differentiable; the backward pass runs the branch again. Raises ProgramError where
-    the branches differ in what they give, and OperatorError for a predicate of several elements.
+    the same shapes and dtypes; a number that they give is a tensor without dims, a float one of float64. They may read
+    what else there is in the program, and write to state: the step keeps what the branch that runs has written.
+    Differentiable; the backward pass runs the branch again. Raises ProgramError where the branches differ in what they
+    give, and OperatorError for a predicate of several elements.
     """
     recording = current_program()
     if not isinstance(pred, torch.Tensor) or recording is None:
         return (true_fn if pred else false_fn)(*operands)
     predicate = _predicate(recording, pred)
     branches = [
-        trace_region(recording, f"{name} of cond", function, lambda region: ([], operands))
+        trace_region(recording, f"{name} of cond", _giving_tensors(function), lambda region: ([], operands))
         for name, function in (("true_fn", true_fn), ("false_fn", false_fn))
     ]
     first, second = branches
     if (first.spec, first.tensors, first.types) != (second.spec, second.tensors, second.types):
         raise _differ("true_fn and false_fn of cond give different results", first, second)
     return restored(first, _Cond(recording, branches, predicate).run())
+
+
+def _giving_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, with tensors for the numbers that it gives."""
+
+    def given(leaf: Any) -> Any:
+        if isinstance(leaf, (bool, int, float)):
+            return torch.tensor(leaf, dtype=torch.float64 if isinstance(leaf, float) else None)
+        return leaf
+
+    return lambda *operands: pytree.tree_map(given, function(*operands))
 
 
 def _predicate(recording: Recording, pred: torch.Tensor) -> Value:
