@@ -7,6 +7,7 @@ functions here, and those of `recurrent`, take their place; plain ones go on to 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -188,6 +189,66 @@ def _embedding_bag_without_padding(
     return _embedding_bag(
         weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, None
     )
+
+
+@composite(aten.kron.default)
+def _kron(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """PyTorch's computes with sizes as numbers, as those of `cov` and `vander` do."""
+    first, second = ((1,) * (max(a.ndim, b.ndim) - x.ndim) + tuple(x.shape) for x in (a, b))
+    apart = a.reshape([part for size in first for part in (size, 1)])
+    apart = apart * b.reshape([part for size in second for part in (1, size)])
+    return apart.reshape([one * other for one, other in zip(first, second, strict=True)])
+
+
+@composite(aten.kron.out)
+def _kron_out(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """PyTorch's writes to a view that it calls none (`_unsafe_view`)."""
+    made = _kron(a, b)
+    return (out if out.shape == made.shape else out.resize_(made.shape)).copy_(made)
+
+
+@composite(aten.cov.default)
+def _cov(
+    x: torch.Tensor,
+    correction: int = 1,
+    fweights: torch.Tensor | None = None,
+    aweights: torch.Tensor | None = None,
+) -> torch.Tensor:
+    if x.ndim > 2 or fweights is not None or aweights is not None:
+        form: Any = aten.cov.default._op_dk  # which reads the weights, and says what is wrong
+        return form(
+            torch._C.DispatchKey.CompositeImplicitAutograd,
+            x,
+            correction=correction,
+            fweights=fweights,
+            aweights=aweights,
+        )
+    x = x.reshape(1, -1) if x.ndim < 2 else x
+    count = x.shape[1]
+    off = x - (x.sum(1) / count).unsqueeze(1)
+    if count <= correction:
+        warnings.warn("cov(): degrees of freedom is <= 0.", stacklevel=2)
+    return (off @ off.mT.conj() / max(count - correction, 0)).squeeze()
+
+
+@composite(aten.linalg_vander.default)
+def _linalg_vander(x: torch.Tensor, N: int | None = None) -> torch.Tensor:
+    count = x.shape[-1] if N is None else N
+    if count < 2 or x.dtype is torch.bool:
+        form: Any = aten.linalg_vander.default._op_dk  # which says what is wrong
+        return form(torch._C.DispatchKey.CompositeImplicitAutograd, x, N=N)
+    x = x if x.is_floating_point() or x.is_complex() else x.to(torch.int64)
+    first = torch.ones_like(x).unsqueeze(-1)
+    return torch.cat([first, x.unsqueeze(-1).expand(*x.shape, count - 1)], -1).cumprod(-1)
+
+
+@composite(aten.vander.default)
+def _vander(x: torch.Tensor, N: int | None = None, increasing: bool = False) -> torch.Tensor:
+    if x.ndim != 1 or (x.shape[0] if N is None else N) < 2:
+        form: Any = aten.vander.default._op_dk
+        return form(torch._C.DispatchKey.CompositeImplicitAutograd, x, N, increasing)
+    powers = _linalg_vander(x.to(torch.uint8) if x.dtype is torch.bool else x, N)
+    return powers if increasing else powers.flip(1)
 
 
 @composite(aten.ctc_loss.IntList)

@@ -26,7 +26,7 @@ from monarch.language.recorder.checkpoints import checkpoint_part
 from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.places import view_on
 from monarch.language.recorder.recording import Recording, current
-from monarch.language.source import user_source
+from monarch.language.source import raised_at, user_source
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import make_fake
@@ -286,7 +286,12 @@ def trace_region(
     with recording_to(region):
         given, arguments = args(region)
         index = region.given(torch.empty((), dtype=torch.int64, device="meta"))
-        returned = function(*arguments)
+        try:
+            returned = function(*arguments)
+        except RuntimeError as error:
+            if "a leaf Variable" in str(error) and any(not made.is_leaf for made, _ in region.stand_ins.values()):
+                raise _changes_history(inside, error) from error
+            raise
         leaves, spec = pytree.tree_flatten(returned)
         made = TracedRegion(region, [*given, index], spec)
         for leaf in leaves:
@@ -312,6 +317,16 @@ def trace_region(
             )
     region.check_kept(made.results)
     return made
+
+
+def _changes_history(inside: str, error: RuntimeError) -> ProgramError:
+    return ProgramError(
+        f"{inside} changes a tensor that was made outside in place, and gradients go through it",
+        hint="y.mul_(2)                                    # wrong, in a branch or a loop\n"
+        "y = monarch.cond(p, lambda: y * 2, lambda: y)  # right: it gives the new value\n"
+        "with torch.no_grad(): y.mul_(2)                # right, where no gradient is to go through the change",
+        source=raised_at(error) or user_source(),
+    )
 
 
 # -- putting a region onto the tape ------------------------------------------------------------------------------------

@@ -107,6 +107,17 @@ def loops(x: "f32[b@data, t, 8]") -> Any:
     return last, sums, gradient
 
 
+def composed(x: "f32[b@data, t, 8]") -> Any:
+    rows = x[0]
+    return (
+        torch.kron(rows, x[:, 0]),
+        torch.cov(rows),
+        torch.corrcoef(rows.T),
+        torch.vander(rows[:, 0]),
+        torch.linalg.vander(rows.T),
+    )
+
+
 def numbers(x: "f32[b@data, t, 8]") -> Any:
     length = x.shape[1]
     places = torch.linspace(0, 1, length)[:, None] + torch.arange(0.0, length)[:, None]
@@ -134,7 +145,7 @@ PROGRAMS: dict[str, Callable[..., Any]] = {
     function.__name__: function
     for function in (
         *(views, reductions, attention, joined, convolved, made, branches, loops),
-        *(numbers, gradients, with_plain_tensors),
+        *(composed, numbers, gradients, with_plain_tensors),
     )
 }
 
@@ -214,7 +225,7 @@ def test_a_plain_tensor_is_not_written_through_a_part_of_named_size() -> None:
 
 def test_what_takes_sizes_as_numbers_says_so() -> None:
     def products(x: "f32[n]") -> Any:
-        return torch.kron(x, x)
+        return torch.linalg.multi_dot([x[:, None], x[None], x[:, None]])
 
     with partitioned_mesh(data=2) as mesh:
         step = program(mesh=mesh)(products)

@@ -477,10 +477,17 @@ def test_outside_of_programs_they_are_pythons_own(mesh: Mesh) -> None:
     assert (last.full_tensor(), sums.full_tensor().tolist()) == (6, [0, 1, 3, 6])
 
 
+def _changed_in_a_branch(y: torch.Tensor) -> torch.Tensor:
+    monarch.cond(y.sum() > 0, lambda: y.mul_(2).sum(), lambda: y.sum())
+    return y
+
+
 WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
     "several": (lambda x: monarch.cond(x > 0, lambda: x, lambda: x), "has 4 elements"),
     "shapes": (lambda x: monarch.cond(x.sum() > 0, lambda: x, lambda: x[:2]), r"f32\[4\].*\n.*f32\[2\]"),
-    "numbers": (lambda x: monarch.cond(x.sum() > 0, lambda: 1, lambda: 2), "gives 1, a int"),
+    "text": (lambda x: monarch.cond(x.sum() > 0, lambda: "a", lambda: "b"), "gives 'a', a str"),
+    "numbers": (lambda x: monarch.cond(x.sum() > 0, lambda: 1, lambda: 2.0), "give different results"),
+    "in place": (lambda x: _changed_in_a_branch(x.requires_grad_() * 2), "changes a tensor that was made outside"),
     "carry": (lambda x: monarch.while_loop(lambda a: a.sum() < 1, lambda a: a.double(), (x,)), r"gives \(f64\[4\]\)"),
     "gradient": (
         lambda x: monarch.while_loop(lambda a: a.sum() < 1, lambda a: a * 2, (x.requires_grad_(),)),

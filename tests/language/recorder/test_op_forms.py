@@ -88,9 +88,22 @@ def repeated_by_known_numbers(x: torch.Tensor) -> Any:
     return x.repeat_interleave(repeats, 0), x.repeat_interleave(repeats.sum() - repeats, 1)
 
 
+def products_and_spreads(x: torch.Tensor) -> Any:
+    """PyTorch's compute with sizes as numbers, and `kron` writes to a view that it calls none."""
+    x = x.detach().requires_grad_()
+    made = torch.zeros(4, 16)
+    torch.kron(x.detach(), x[0].detach(), out=made)
+    spreads = torch.cov(x), torch.cov(x[0], correction=0), torch.corrcoef(x), torch.linalg.vander(x, N=3)
+    products = torch.kron(x, x[:2]), torch.kron(x[0], x[1]), torch.kron(x.sum(), x)
+    (gradient,) = torch.autograd.grad(sum((each**2).sum() for each in (*spreads, *products)), x)
+    whole = torch.vander(torch.tensor([True, False])), torch.cov(torch.arange(4).view(2, 2))
+    return made, *(each.detach() for each in (*spreads, *products)), gradient, *whole
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        products_and_spreads,
         diagonals_of_any_strides,
         numbers_within_transforms,
         repeated_by_known_numbers,
