@@ -100,9 +100,15 @@ def pure_form(op: torch._ops.OpOverload) -> torch._ops.OpOverload | None:
         if found is None or found._schema.is_mutable:
             continue
         parameters = _parameters(found, written=True)
-        if parameters == wanted or (not in_place and parameters[: len(wanted)] == wanted):
+        others = found._schema.arguments[len(wanted) :]
+        given = not in_place and parameters[: len(wanted)] == wanted and all(map(_has_default, others))
+        if parameters == wanted or given:
             return found
     return None
+
+
+def _has_default(argument: Any) -> bool:
+    return bool(argument.has_default_value())
 
 
 def _parameters(op: torch._ops.OpOverload, *, written: bool) -> list[tuple[str, str]]:

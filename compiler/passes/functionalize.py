@@ -188,6 +188,8 @@ class Functionalizer(Emitter):
         several = targets if len(targets) > 1 else op.out if not targets else targets[0]
         types = _types(several)
         if written and isinstance(types, TensorType):
+            if not any(isinstance(value, Value) for value in _leaves((args, kwargs))) and _takes_dtype(func):
+                kwargs = (*((name, value) for name, value in kwargs if name != "dtype"), ("dtype", types.dtype))
             types = replace(types, dtype=_computed_in(func, args, kwargs, types.dtype))
         if _has_expr(args) or _has_expr(kwargs):
             first = next(value for value in _leaves((args, kwargs)) if isinstance(value, Value))
@@ -237,6 +239,16 @@ def _types(values: Any) -> Types:
     return tuple(None if value is None else value.type for value in values or ())
 
 
+_GIVE_BOOL = frozenset(
+    "eq ne lt le gt ge logical_and logical_or logical_xor logical_not isposinf isneginf signbit".split()
+)
+"""Pointwise ops whose results are bool, whatever they compute with."""
+
+
+def _takes_dtype(func: Any) -> bool:
+    return any(argument.name == "dtype" for argument in func._schema.arguments)
+
+
 def _computed_in(func: Any, args: Any, kwargs: Any, written: torch.dtype) -> torch.dtype:
     """The dtype in which a call computes that writes to an operand of dtype `written`: `half.add_(single)` adds in that
     of `single`, and what it writes is cast."""
@@ -248,9 +260,11 @@ def _computed_in(func: Any, args: Any, kwargs: Any, written: torch.dtype) -> tor
             return torch.empty((1,) * len(value.shape), dtype=value.dtype, device="meta")
         return 1.0 if isinstance(value, Expr) else value.value if isinstance(value, Number) else value
 
-    values = [value for value in _leaves((args, kwargs)) if isinstance(value, Value)]
-    if torch.Tag.pointwise not in func.tags or all(value.dtype == written for value in values):
+    if torch.Tag.pointwise not in func.tags:
         return written
+    values = [value for value in _leaves((args, kwargs)) if isinstance(value, Value)]
+    if all(value.dtype == written for value in values):
+        return torch.bool if func.overloadpacket.__name__ in _GIVE_BOOL else written
     with _disable_current_modes(), torch._C.DisableTorchFunction():  # rows are followed while a program is traced
         made: Any = func(*(alike(value) for value in args), **{name: alike(value) for name, value in kwargs})
     return made.dtype if isinstance(made, torch.Tensor) else written
@@ -311,32 +325,39 @@ def _zero(dtype: torch.dtype, value: int = 0) -> Any:
 
 def _constant(value: int) -> Any:
     def emit(self: Functionalizer, op: Op) -> None:
-        self.define(op.out, self.full(op.out.type, _zero(op.out.dtype, value)))
+        out = _given(op)
+        _give(self, op, self.full(out.type, _zero(out.dtype, value)))
 
     return emit
+
+
+def _given(op: Op) -> Value:
+    """What a factory gives, or what it writes: `torch.zeros(3, out=x)`."""
+    given: Value = op.argument("out") if op.out is None else op.out
+    return given
+
+
+def _give(self: Functionalizer, op: Op, node: fx.Node) -> None:
+    self._made(_given(op), node, written=op.out is None)
 
 
 def _full(self: Functionalizer, op: Op) -> None:
     name = op.func._schema.name
     position = {"aten::full": 1, "aten::full_like": 1, "aten::new_full": 2, "aten::scalar_tensor": 0}[name]
     value = op.args[position] if position < len(op.args) else dict(op.kwargs)["fill_value"]
+    out = _given(op)
     if isinstance(value, Value):
-        self.define(op.out, self.expand(self.cast(self.value(value), op.out.dtype), op.out.shape))
+        _give(self, op, self.expand(self.cast(self.value(value), out.dtype), out.shape))
     else:
-        self.define(op.out, self.full(op.out.type, value if isinstance(value, Expr) else self.decode(value)))
+        _give(self, op, self.full(out.type, value if isinstance(value, Expr) else self.decode(value)))
 
 
 def _arange(self: Functionalizer, op: Op) -> None:
-    overload = op.func._schema.overload_name
     numbers = [self.decode(argument) for argument in op.args]
-    step: Any = 1
-    if overload in ("", "start"):
-        start, end = (0, numbers[0]) if overload == "" else numbers[:2]
-    else:
-        start, end = numbers[:2]
-        step = numbers[2] if len(numbers) > 2 else self.decode(dict(op.kwargs).get("step", 1))
-    out: Value = op.out
-    self.define(out, self.call(aten.arange.start_step, start, end, step, type=out.type, dtype=out.dtype))
+    start, end = (0, numbers[0]) if op.func._schema.overload_name in ("", "out") else numbers[:2]
+    step = numbers[2] if len(numbers) > 2 else self.decode(dict(op.kwargs).get("step", 1))
+    out = _given(op)
+    _give(self, op, self.call(aten.arange.start_step, start, end, step, type=out.type, dtype=out.dtype))
 
 
 def _part_backward(self: Functionalizer, op: Op) -> None:

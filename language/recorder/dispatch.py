@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from monarch.compiler.errors import ArgumentWritten, MonarchError, ProgramError
+from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.ops.record import enter
 from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.tape import Expr, Number, Op, Value, View
@@ -29,6 +29,7 @@ from monarch.language.recorder.recording import (
     turns,
 )
 from monarch.language.recorder.refusals import check_refused, refuse
+from monarch.language.recorder.refused_writes import argument_write, plain_write, reshaped_in_place
 from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.recorder.varying import (
     active,
@@ -40,7 +41,6 @@ from monarch.language.recorder.varying import (
 from monarch.language.recorder.whole import said
 from monarch.language.source import user_source
 from monarch.language.tensors.facts import Facts, facts_of
-from monarch.language.tensors.instead import instead
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import DependsOnData, run_fake
 from monarch.language.tensors.tensor import DistributedTensor, Ref
@@ -370,9 +370,9 @@ def _results_of_write(
         if not isinstance(tensor, DistributedTensor) or id(tensor._ref.cell) in recording.not_written:
             raise plain_write(tensor)
         if id(tensor._ref.cell) in recording.input_cells:
-            raise _argument_write(recording, tensor._ref)
+            raise argument_write(recording, tensor._ref)
         if tensor._ref.fake.shape != tensor.shape:
-            raise _reshaped_in_place(func)
+            raise reshaped_in_place(func)
         cell = tensor._ref.cell
         if varying_of(tensor) != varying and (cell.recording is not recording or not cell.vary(varying)):
             raise refuse_write(tensor, varying)
@@ -414,55 +414,17 @@ def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     view = pure_form(func)
     tensor = args[0]
     if view is None or not isinstance(tensor, DistributedTensor):
-        raise _reshaped_in_place(func)
+        raise reshaped_in_place(func)
     recording = recording_for(tensor._ref.cell.mesh)
     if recording.program and tensor._ref.cell.recording is not recording:
-        raise _reshaped_in_place(func)  # the program's caller would see the shape of its first call only
+        raise reshaped_in_place(func)  # the program's caller would see the shape of its first call only
     if id(tensor._ref.cell) in recording.input_cells:
-        raise _reshaped_in_place(func)
+        raise reshaped_in_place(func)
     viewed = record(view, args, kwargs)
     with torch._C._DisableTorchDispatch():
         func(*args, **kwargs)  # the wrapper's own sizes
     tensor._ref = viewed._ref
     return tensor
-
-
-def _reshaped_in_place(func: Any) -> OperatorError:
-    return refuse(
-        OperatorError(
-            f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
-            hint="use the form of the op that returns a new tensor.",
-            source=user_source(),
-        )
-    )
-
-
-def _argument_write(recording: Recording, ref: Ref) -> ArgumentWritten:
-    """The error of a program that writes to a plain tensor among its arguments."""
-    while ref.parent is not None:
-        ref = ref.parent
-    entry = next((each for each in recording.tape.inputs if each.kind == "input" and each.value is ref.value), None)
-    which = "an argument" if entry is None else f"argument {entry.name or entry.label}"
-    x = "x" if entry is None or entry.name is None else entry.name
-    return ArgumentWritten(
-        f"{which} of the program is a plain tensor, and is changed in place",
-        hint=f"its caller would not see the change: return the new value, or place it on the mesh,\n"
-        f"{x} = monarch.distribute({x}, mesh), and pass that.",
-        source=user_source(),
-    )
-
-
-def plain_write(tensor: torch.Tensor) -> ProgramError:
-    """The error of a program that writes to a plain tensor from outside."""
-    where = "in a program" if current.recording is not None else "by a distributed one"
-    return ProgramError(
-        f"a plain tensor of shape {list(tensor.shape)} is changed in place {where}",
-        hint=instead(
-            "place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
-            "a module's buffers with monarch.module_to_mesh(module, mesh)."
-        ),
-        source=user_source(),
-    )
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> str:

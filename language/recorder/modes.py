@@ -13,9 +13,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from monarch.language.recorder.dispatch import dispatch, is_distributed, plain_write, record, tensors_in, writes_of
+from monarch.language.recorder.dispatch import dispatch, is_distributed, record, tensors_in, writes_of
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import Recording, current
+from monarch.language.recorder.refused_writes import plain_write
 from monarch.language.recorder.selecting import put, selected
 from monarch.language.recorder.varying import active, made_to_vary
 from monarch.language.tensors.mesh import Mesh

@@ -100,9 +100,36 @@ def products_and_spreads(x: torch.Tensor) -> Any:
     return made, *(each.detach() for each in (*spreads, *products)), gradient, *whole
 
 
+def comparisons_in_place(x: torch.Tensor) -> Any:
+    """Their results are those of PyTorch's operands, not bools."""
+    made = [x.double(), x.double(), x.clone(), x.clone(), x.clone()]
+    (
+        made[0].ge_(0.3),
+        made[1].logical_not_(),
+        made[2].ne_(x.flip(0)),
+        made[3].logical_xor_(x > 0),
+        made[4][1:].lt_(x[:1]),
+    )
+    equal = torch.zeros_like(x)
+    torch.eq(x, x.abs(), out=equal)
+    return *(each * 2.5 for each in (*made, equal)), torch.signbit(x, out=torch.ones(x.shape, dtype=torch.bool))
+
+
+def factories_that_write(x: torch.Tensor) -> Any:
+    def out(*shape: int) -> torch.Tensor:
+        return torch.full(shape, 7.0, dtype=torch.float64)
+
+    made = [torch.eye(3, out=out(3, 3)), torch.linspace(0, 1, 5, out=out(5)), torch.logspace(0, 1, 5, out=out(5))]
+    made += [torch.zeros(3, out=out(3)), torch.ones(3, out=out(3)), torch.full((3,), 2.0, out=out(3))]
+    made += [torch.arange(3, out=out(3)), torch.arange(1, 7, 2, out=out(3))]
+    return *made, torch.max(x, out=torch.zeros(())), torch.min(x, out=torch.zeros(()))
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        comparisons_in_place,
+        factories_that_write,
         products_and_spreads,
         diagonals_of_any_strides,
         numbers_within_transforms,

@@ -1,0 +1,53 @@
+"""The errors of ops in place that a program, or a distributed tensor, cannot make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from monarch.compiler.errors import ArgumentWritten, ProgramError
+from monarch.language.errors import OperatorError
+from monarch.language.recorder.recording import Recording, current
+from monarch.language.recorder.refusals import refuse
+from monarch.language.source import user_source
+from monarch.language.tensors.instead import instead
+from monarch.language.tensors.tensor import Ref
+
+
+def reshaped_in_place(func: Any) -> OperatorError:
+    return refuse(
+        OperatorError(
+            f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
+            hint="use the form of the op that returns a new tensor.",
+            source=user_source(),
+        )
+    )
+
+
+def argument_write(recording: Recording, ref: Ref) -> ArgumentWritten:
+    """The error of a program that writes to a plain tensor among its arguments."""
+    while ref.parent is not None:
+        ref = ref.parent
+    entry = next((each for each in recording.tape.inputs if each.kind == "input" and each.value is ref.value), None)
+    which = "an argument" if entry is None else f"argument {entry.name or entry.label}"
+    x = "x" if entry is None or entry.name is None else entry.name
+    return ArgumentWritten(
+        f"{which} of the program is a plain tensor, and is changed in place",
+        hint=f"its caller would not see the change: return the new value, or place it on the mesh,\n"
+        f"{x} = monarch.distribute({x}, mesh), and pass that.",
+        source=user_source(),
+    )
+
+
+def plain_write(tensor: torch.Tensor) -> ProgramError:
+    """The error of a program that writes to a plain tensor from outside."""
+    where = "in a program" if current.recording is not None else "by a distributed one"
+    return ProgramError(
+        f"a plain tensor of shape {list(tensor.shape)} is changed in place {where}",
+        hint=instead(
+            "place it on the mesh first: x = monarch.distribute(x, mesh, layout); "
+            "a module's buffers with monarch.module_to_mesh(module, mesh)."
+        ),
+        source=user_source(),
+    )
