@@ -26,19 +26,21 @@ MAX_DEPTH = 32
 
 
 @lru_cache(maxsize=4096)
-def parse_type(text: str) -> TensorType:
-    """A tensor type, such as `f32[64@data, 1024] partial<sum: model>`. Raises LayoutError at what does not fit."""
-    reader = _Reader(Text(text.strip(), "tensor type", LayoutError))
+def parse_type(text: str, *, file: str | None = None) -> TensorType:
+    """A tensor type, such as `f32[64@data, 1024] partial<sum: model>`. Raises LayoutError at what does not fit; its
+    source names `file`, and the place in the text, where it is given."""
+    reader = _Reader(Text(text.strip(), "tensor type", LayoutError, file))
     return reader.type(reader.text.tree("type"))
 
 
 @lru_cache(maxsize=4096)
-def parse_layout(text: str) -> Layout:
+def parse_layout(text: str, *, file: str | None = None) -> Layout:
     """A layout: one entry for each tensor dim, such as `[@data, -, @(fsdp,model)] partial<sum: pipe>`.
 
-    `-` or a size leaves a dim whole. Raises LayoutError at what does not fit.
+    `-` or a size leaves a dim whole. Raises LayoutError at what does not fit; its source names `file`, and the place in
+    the text, where it is given.
     """
-    reader = _Reader(Text(text.strip(), "layout", LayoutError))
+    reader = _Reader(Text(text.strip(), "layout", LayoutError, file))
     tree = reader.text.tree("layout")
     places = [child for child in tree.children if child is not None and child.data == "place"]
     return reader.layout([reader.axes(place.children[-1]) for place in places], tree)

@@ -253,8 +253,10 @@ class Tensor(Held):
     @classmethod
     def put(cls, holder: Any, key: Any, value: Any) -> None:
         if key == "requires_grad":
-            if not value and not holder.is_leaf:
-                holder.detach_()  # it has been written in place
+            if not value and not holder.is_leaf:  # it has been written in place
+                if not holder._is_view():  # whose history is that of what it views
+                    holder.detach_()
+                return
             holder.requires_grad_(value)
         elif key == "grad":
             holder.grad = value

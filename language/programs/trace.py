@@ -517,7 +517,9 @@ def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
 def _has_got_a_history(held: Tensor) -> bool:
     """Whether it has been written in place, by what requires a gradient: it is what the program leaves in Python."""
     tensor, before = held.holder, dict(zip(*held.before, strict=True))
-    return isinstance(tensor, DistributedTensor) and tensor.grad_fn is not None and not before["requires_grad"]
+    if not isinstance(tensor, DistributedTensor) or tensor._is_view():  # whose history is that of what it views
+        return False
+    return tensor.grad_fn is not None and not before["requires_grad"]
 
 
 def _check_regions(changes: list[tuple[Held, Contents]]) -> None:

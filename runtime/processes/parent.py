@@ -73,6 +73,11 @@ class WarmParent:
             self.pid = self._fresh.pid
         theirs.close()
 
+    @property
+    def meshes(self) -> set[int]:
+        """The numbers of those whose workers it is asked for, or runs."""
+        return set(self._inboxes)
+
     def number(self) -> int:
         """A number for a mesh."""
         with self.lock:

@@ -65,7 +65,7 @@ def test_workers_that_nobody_knows_of_have_ended() -> None:
     around = ["/runtime/processes/workers.py", "/runtime/processes/parent.py"]
     with Mesh(data=1) as first:
         assert monarch.distribute(torch.ones(1), first).full_tensor() == 1
-        workers, before = _workers(), warm_parent()._inboxes.keys() | set()
+        workers, before = _workers(), warm_parent().meshes
 
         def start() -> None:
             with Mesh(data=2) as mesh:
@@ -73,7 +73,7 @@ def test_workers_that_nobody_knows_of_have_ended() -> None:
 
         def check(where: str) -> None:
             gc.collect()
-            assert warm_parent()._inboxes.keys() == before, where
+            assert warm_parent().meshes == before, where
 
         interrupted(start, around, check, 25)
         start()  # what was asked of the warm parent before it has done by then
