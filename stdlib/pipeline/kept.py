@@ -1,12 +1,16 @@
 """What a model keeps from step to step: its parameters and buffers, which change once a step and not once a microbatch.
 
 A call that writes one is made once, for the whole batch. One that is assigned anew (`self.steps = self.steps + 1`) is
-assigned by each microbatch, which finds what the step began with.
+assigned by each microbatch, which finds what the step began with; so are its modules' other attributes, lists and dicts
+among them (`self.calls += 1`, `self.losses.append(loss)`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -48,12 +52,20 @@ def takes_statistics(func: Any, args: Any, kwargs: Any) -> bool:
 
 Entries = dict[str, Any]
 """A module's parameters or buffers, by name."""
+Own = dict[str, tuple[Any, Any]]
+"""A module's other attributes, by name, each with a copy of its entries where it is a list, dict, set or deque."""
+
+
+_OF_ANY = nn.Module().__dict__.keys() - {"training"}
+"""The attributes in which a module has its parameters, hooks and the like."""
 
 
 class Kept:
-    """The parameters and buffers of a model, as a step finds them."""
+    """The parameters and buffers of a model, and its modules' other attributes, as a step finds them."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._modules = list(model.modules())
+        self._own_before = self._own_after = [_own(module) for module in self._modules]
         self._of = [
             (f"{name}." if name else "", entries)
             for name, module in model.named_modules()
@@ -100,10 +112,12 @@ class Kept:
     def begin(self) -> None:
         """Before a microbatch: the model has what the step found."""
         self._put(self._before)
+        self._put_own(self._own_before)
 
     def note(self, has_rows: Callable[[DistributedTensor], bool]) -> None:
         """Behind the first microbatch. Raises ProgramError where it has assigned what `has_rows`."""
         self._after = [_held(entries) for _, entries in self._of]
+        self._own_after = [_own(module) for module in self._modules]
         for (prefix, _), before, after in zip(self._of, self._before, self._after, strict=True):
             for key, (tensor, ref) in after.items():
                 if ref is not None and ref is not before.get(key, (None, None))[1] and has_rows(tensor):
@@ -117,6 +131,7 @@ class Kept:
     def end(self) -> None:
         """Behind the step: the model has what the first microbatch has assigned."""
         self._put(self._after)
+        self._put_own(self._own_after)
 
     def _put(self, wanted: Sequence[Mapping[str, tuple[Any, Any]]]) -> None:
         for (_, entries), held in zip(self._of, wanted, strict=True):
@@ -126,6 +141,34 @@ class Kept:
             for tensor, ref in held.values():
                 if ref is not None and tensor._ref is not ref:  # its data were assigned
                     tensor._ref = ref
+
+    def _put_own(self, wanted: Sequence[Own]) -> None:
+        for module, own in zip(self._modules, wanted, strict=True):
+            attributes = module.__dict__
+            for name in [name for name in attributes if name not in own and name not in _OF_ANY]:
+                del attributes[name]
+            for name, (value, entries) in own.items():
+                if attributes.get(name, own) is not value:
+                    attributes[name] = value
+                if entries is not None and not _same(value, entries):
+                    value.clear()
+                    (value.update if isinstance(value, (dict, set)) else value.extend)(entries)
+
+
+def _own(module: nn.Module) -> Own:
+    return {name: (value, _entries(value)) for name, value in module.__dict__.items() if name not in _OF_ANY}
+
+
+def _entries(value: Any) -> Any:
+    return value.copy() if type(value) in (list, dict, set, deque) else None
+
+
+def _same(value: Any, entries: Any) -> bool:
+    """Whether a container has these very entries, in this order."""
+    flat = [
+        list(chain.from_iterable(each.items())) if isinstance(each, dict) else list(each) for each in (value, entries)
+    ]
+    return len(flat[0]) == len(flat[1]) and all(map(is_, *flat))
 
 
 def _held(entries: Entries) -> dict[str, tuple[Any, Any]]:

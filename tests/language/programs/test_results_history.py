@@ -213,3 +213,18 @@ def test_a_result_has_no_history_where_only_what_is_left_in_python_has_one(mesh:
         kept[0] = None
         result = step(torch.ones(4))
         assert (result.requires_grad, kept[0].requires_grad) == (False, True)
+
+
+def test_a_program_asks_for_gradients_of_what_it_has_changed_and_a_view_shows(mesh: Mesh) -> None:
+    held: Any = monarch.distribute(torch.ones(3), mesh)
+    view = held[:2]
+
+    @monarch.program(mesh=mesh)
+    def step() -> Any:
+        held.mul_(0.5)
+        held.requires_grad_()
+        return view * 1
+
+    assert step().full_tensor().tolist() == [0.5, 0.5]
+    assert held.requires_grad and held.is_leaf
+    assert held.full_tensor().tolist() == [0.5] * 3

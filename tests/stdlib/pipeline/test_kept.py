@@ -1,4 +1,4 @@
-"""What a model keeps, parameters and buffers, changes once a step, however many microbatches there are."""
+"""What a model keeps, in buffers and attributes too, changes once a step, however many microbatches there are."""
 
 from __future__ import annotations
 
@@ -104,6 +104,83 @@ def test_what_a_model_keeps_changes_once_a_step(mesh: Mesh, name: str) -> None:
     ours, theirs = pipe.model.state_dict(), dense.state_dict()
     for key, value in theirs.items():
         torch.testing.assert_close(ours[key].full_tensor(), value)
+    for mine, other in zip(pipe.parameters(), dense.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad.full_tensor(), other.grad)
+
+
+class Attributes(nn.Module):
+    def __init__(self, change: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.calls: Any = 0
+        self.seen: list[Any] = []
+        self.by: dict[str, Any] = {}
+        self.mean: Any = torch.zeros(6)
+        self.change = change
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        self.change(self, h)
+        factor = 1 + self.calls + len(self.seen) + self.by.get("calls", 0)
+        made: torch.Tensor = self.second(h * factor + self.mean)
+        return made
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        assigned("calls", lambda m, h: m.calls + 1),
+        assigned("mean", lambda m, h: 0.9 * m.mean + 0.1 * h.detach().mean(0)),
+        lambda m, h: m.seen.append(1),
+        lambda m, h: m.by.update(calls=m.by.get("calls", 0) + 1),
+        lambda m, h: (setattr(m, "new", 1), setattr(m, "calls", m.calls + m.new)),
+    ],
+    ids=["a number", "a plain tensor", "a list", "a dict", "a new one"],
+)
+def test_attributes_change_once_a_step(mesh: Mesh, change: Callable[[Any, Any], Any]) -> None:
+    torch.manual_seed(0)
+    step, pipe, dense = step_of(Attributes(change), mesh)
+    for _ in range(2):
+        x, y = torch.randn(6, 6), torch.randn(6, 6)
+        torch.testing.assert_close(step(x, y).full_tensor(), F.mse_loss(dense(x), y).detach())
+    ours: Any = pipe.model
+    theirs: Any = dense
+    assert (ours.calls, ours.seen, ours.by) == (theirs.calls, theirs.seen, theirs.by)
+
+
+def test_a_loss_adds_up_what_the_model_has_appended(mesh: Mesh) -> None:
+    """As the losses that balance experts are, a mean over all rows of the batch each."""
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+            self.losses: list[torch.Tensor] = []
+
+        def forward(self, x: torch.Tensor) -> Any:
+            h = torch.tanh(self.first(x))
+            self.losses += [h.square().mean(), h.mean() ** 2]
+            return self.second(h)
+
+    def step_with(model: Any, run: Callable[[Any, Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def step(x: Any, y: Any) -> Any:
+            model.losses.clear()
+            return run(x, y, lambda out, target: F.mse_loss(out, target) + 0.1 * sum(model.losses))
+
+        return step
+
+    torch.manual_seed(0)
+    model = Net()
+    dense = copy.deepcopy(model)
+    pipe = pipeline(model, mesh, microbatches=3, layouts={}, split_at=["second"])
+    step = monarch.program(step_with(model, lambda x, y, loss: pipe.step(x, target=y, loss_fn=loss)))
+    plain = step_with(dense, lambda x, y, loss: loss(dense(x), y))
+    for _ in range(2):
+        x, y = torch.randn(6, 6), torch.randn(6, 6)
+        loss, wanted = step(x, y), plain(x, y)
+        wanted.backward()
+        torch.testing.assert_close(loss.full_tensor(), wanted.detach())
+        assert len(model.losses) == len(dense.losses) == 2
     for mine, other in zip(pipe.parameters(), dense.parameters(), strict=True):
         torch.testing.assert_close(mine.grad.full_tensor(), other.grad)
 

@@ -111,7 +111,7 @@ def test_the_program_is_that_of_tracing_all_microbatches(
 
 
 class Counting(nn.Module):
-    """Scales by how often it was called."""
+    """Scales by how many steps it has made."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -151,7 +151,13 @@ class Asking(nn.Module):
         return self.layer(x) * (1 + next(COUNTER) // 3)
 
 
-@pytest.mark.parametrize("kind", [Counting, Keeping, Asking])
+def test_a_model_that_counts_steps_is_traced_for_three(mesh: Mesh, repeated: list[int]) -> None:
+    model = nn.Sequential(Counting(), nn.Tanh(), nn.Linear(4, 4))
+    step_of(model, mesh, F.mse_loss, split_at=["2"]).trace(torch.randn(12, 4), torch.randn(12, 4))
+    assert repeated == [3, 4, 5]
+
+
+@pytest.mark.parametrize("kind", [Keeping, Asking])
 def test_a_model_whose_microbatches_differ_is_traced_for_each(mesh: Mesh, repeated: list[int], kind: Any) -> None:
     model = nn.Sequential(kind(), nn.Tanh(), nn.Linear(4, 4))
     step = step_of(model, mesh, F.mse_loss, split_at=["2"])
