@@ -247,6 +247,8 @@ class Across(TorchFunctionMode):
                 raise _other_way(name)
             return result
         self._check_writes()
+        if (stale := self.together.kept.check_read(_tensors((args, kwargs)))) is not None:
+            raise refuse(stale)
         if takes_statistics(func, args, kwargs):
             self.together.shapes.setdefault(number, [tuple(args[0].shape)])
         elif self.together.kept.is_written(func, args, kwargs):

@@ -63,9 +63,15 @@ _OF_ANY = nn.Module().__dict__.keys() - {"training"}
 class Kept:
     """The parameters and buffers of a model, and its modules' other attributes, as a step finds them."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, with_rows: set[tuple[str, str]]) -> None:
+        """`with_rows` are the attributes, by module and name, that steps leave with the rows of a microbatch."""
         self._modules = list(model.modules())
         self._own_before = self._own_after = [_own(module) for module in self._modules]
+        self._with_rows = with_rows
+        modules = dict(model.named_modules())
+        left = {at: vars(modules[at[0]]).get(at[1]) for at in with_rows if at[0] in modules}
+        self._left = {id(each._ref.cell): at for at, each in left.items() if isinstance(each, DistributedTensor)}
+        """By its cell, what the step before has left so."""
         self._of = [
             (f"{name}." if name else "", entries)
             for name, module in model.named_modules()
@@ -109,6 +115,17 @@ class Kept:
             source=user_source(),
         )
 
+    def check_read(self, operands: Sequence[DistributedTensor]) -> ProgramError | None:
+        """What is wrong with a call's operands, if one has the rows of a microbatch of the step before."""
+        at = next((self._left[id(each._ref.cell)] for each in operands if id(each._ref.cell) in self._left), None)
+        if at is None:
+            return None
+        return ProgramError(
+            f"the model reads its '{'.'.join(filter(None, at))}': it has the rows of a microbatch of the step before",
+            hint="give them with the batch: what a step is to go on with is an argument of it, with all rows.",
+            source=user_source(),
+        )
+
     def begin(self) -> None:
         """Before a microbatch: the model has what the step found."""
         self._put(self._before)
@@ -118,6 +135,11 @@ class Kept:
         """Behind the first microbatch. Raises ProgramError where it has assigned what `has_rows`."""
         self._after = [_held(entries) for _, entries in self._of]
         self._own_after = [_own(module) for module in self._modules]
+        for (path, _), before_, after_ in zip(self._of[::2], self._own_before, self._own_after, strict=True):
+            for name, (value, _) in after_.items():
+                new = isinstance(value, DistributedTensor) and value is not before_.get(name, (None, None))[0]
+                if new and has_rows(value):
+                    self._with_rows.add((path.removesuffix("."), name))
         for (prefix, _), before, after in zip(self._of, self._before, self._after, strict=True):
             for key, (tensor, ref) in after.items():
                 if ref is not None and ref is not before.get(key, (None, None))[1] and has_rows(tensor):

@@ -137,6 +137,7 @@ class Pipeline(nn.Module):
         self.stages = stages
         self.meshes = meshes
         self.timetable = timetable
+        self._with_rows: set[tuple[str, str]] = set()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """The model on a whole batch, one stage after the other: for evaluation. ProgramError outside of a program."""
@@ -190,7 +191,7 @@ class Pipeline(nn.Module):
         own = _of_each(rows, count)
         shared: Shared = {}
         counted = Counted(own, reduction)
-        together = None if count == 1 else Together(own, Kept(self.model))
+        together = None if count == 1 else Together(own, Kept(self.model, self._with_rows))
         runs = [Across(self, recording, k, shared, counted, together) for k in range(count)]
         if together is not None:
             together.runs = runs

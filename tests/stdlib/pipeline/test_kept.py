@@ -148,6 +148,19 @@ def test_attributes_change_once_a_step(mesh: Mesh, change: Callable[[Any, Any], 
     assert (ours.calls, ours.seen, ours.by) == (theirs.calls, theirs.seen, theirs.by)
 
 
+def test_rows_that_a_step_has_left_are_not_read(mesh: Mesh) -> None:
+    """As a recurrent state: those of one microbatch, for the rows of all."""
+
+    model = Attributes(lambda m, h: setattr(m, "mean", (m.mean + h).detach()))
+    step, _, dense = step_of(model, mesh)
+    x, y = torch.randn(6, 6), torch.randn(6, 6)
+    torch.testing.assert_close(step(x, y).full_tensor(), F.mse_loss(dense(x), y).detach())
+    with pytest.raises(ProgramError, match="reads its 'mean': it has the rows of a microbatch of the step before"):
+        step(x, y)
+    model.mean = torch.zeros(6)
+    step(x, y)
+
+
 def test_a_loss_adds_up_what_the_model_has_appended(mesh: Mesh) -> None:
     """As the losses that balance experts are, a mean over all rows of the batch each."""
 
