@@ -173,39 +173,15 @@ def variants(dim: int) -> tuple[Variant, ...]:
 
 @triton.jit
 def _forward(
-    Q,
-    K,
-    V,
-    OUT,
-    LSE,
-    QUERY_STARTS,
-    KEY_STARTS,
-    query_length,
-    key_length,
-    group,
-    scale,
-    stride_qb,
-    stride_qm,
-    stride_qh,
-    stride_kb,
-    stride_km,
-    stride_kh,
-    stride_vb,
-    stride_vm,
-    stride_vh,
-    stride_outb,
-    stride_outm,
-    stride_outh,
-    stride_rb,
-    stride_rh,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+    Q, K, V, OUT, LSE, QUERY_STARTS, KEY_STARTS, query_length, key_length, group, scale,
+    stride_qb, stride_qm, stride_qh,
+    stride_kb, stride_km, stride_kh,
+    stride_vb, stride_vm, stride_vh,
+    stride_outb, stride_outm, stride_outh,
+    stride_rb, stride_rh,
+    DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     LN2: tl.constexpr = 0.6931471805599453
     # Causal tiles at the end take the longest, and so begin first.
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
@@ -249,27 +225,10 @@ def _forward(
 
 @triton.jit
 def _attend(
-    acc,
-    total,
-    maximum,
-    q,
-    K,
-    V,
-    stride_k,
-    stride_v,
-    low,
-    high,
-    last,
-    key_length,
-    scale2,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    acc, total, maximum, q, K, V, stride_k, stride_v, low, high, last, key_length, scale2, MASKED: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     N: tl.constexpr,
-):
+):  # fmt: skip
     """The running sums after the keys from `low` to `high`."""
     for start in range(low, high, N):
         k = tile(K, start, stride_k, key_length, MASKED, N, DIM, D)

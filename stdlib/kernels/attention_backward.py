@@ -106,23 +106,12 @@ def query_variants(dim: int) -> tuple[Variant, ...]:
 
 @triton.jit
 def _products(
-    OUT,
-    DOUT,
-    DELTA,
-    QUERY_STARTS,
-    query_length,
-    stride_outb,
-    stride_outm,
-    stride_outh,
-    stride_dob,
-    stride_dom,
-    stride_doh,
-    stride_rb,
-    stride_rh,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    M: tl.constexpr,
-):
+    OUT, DOUT, DELTA, QUERY_STARTS, query_length,
+    stride_outb, stride_outm, stride_outh,
+    stride_dob, stride_dom, stride_doh,
+    stride_rb, stride_rh,
+    DIM: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+):  # fmt: skip
     first = tl.program_id(0) * M
     head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
     start, query_length = sequence_bounds(QUERY_STARTS, sequence, query_length)
@@ -139,48 +128,17 @@ def _products(
 
 @triton.jit
 def _keys(
-    Q,
-    K,
-    V,
-    DOUT,
-    LSE,
-    DELTA,
-    DK,
-    DV,
-    QUERY_STARTS,
-    KEY_STARTS,
-    query_length,
-    key_length,
-    group,
-    scale,
-    stride_qb,
-    stride_qm,
-    stride_qh,
-    stride_kb,
-    stride_km,
-    stride_kh,
-    stride_vb,
-    stride_vm,
-    stride_vh,
-    stride_dob,
-    stride_dom,
-    stride_doh,
-    stride_dkb,
-    stride_dkm,
-    stride_dkh,
-    stride_dvb,
-    stride_dvm,
-    stride_dvh,
-    stride_rb,
-    stride_rh,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+    Q, K, V, DOUT, LSE, DELTA, DK, DV, QUERY_STARTS, KEY_STARTS, query_length, key_length, group, scale,
+    stride_qb, stride_qm, stride_qh,
+    stride_kb, stride_km, stride_kh,
+    stride_vb, stride_vm, stride_vh,
+    stride_dob, stride_dom, stride_doh,
+    stride_dkb, stride_dkm, stride_dkh,
+    stride_dvb, stride_dvm, stride_dvh,
+    stride_rb, stride_rh,
+    DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     LOG2E: tl.constexpr = 1.4426950408889634
     first = tl.program_id(0) * N
     key_head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -249,35 +207,11 @@ def _query_range(
 
 @triton.jit
 def _walk_queries(
-    dk,
-    dv,
-    k,
-    v,
-    Q,
-    DOUT,
-    LSE,
-    DELTA,
-    stride_q,
-    stride_do,
-    stride_qh,
-    stride_doh,
-    stride_rh,
-    group,
-    low,
-    high,
-    first,
-    query_length,
-    key_length,
-    scale2,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+    dk, dv, k, v, Q, DOUT, LSE, DELTA, stride_q, stride_do, stride_qh, stride_doh, stride_rh, group, low, high, first,
+    query_length, key_length, scale2, MASKED: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     """What the queries from `low` to `high`, of all heads of the group, add to the gradients of the keys and values.
 
     One loop over heads and tiles: two, one inside the other, would take more registers than there are.
@@ -306,44 +240,16 @@ def _walk_queries(
 
 @triton.jit
 def _queries(
-    Q,
-    K,
-    V,
-    DOUT,
-    LSE,
-    DELTA,
-    DQ,
-    QUERY_STARTS,
-    KEY_STARTS,
-    query_length,
-    key_length,
-    group,
-    scale,
-    stride_qb,
-    stride_qm,
-    stride_qh,
-    stride_kb,
-    stride_km,
-    stride_kh,
-    stride_vb,
-    stride_vm,
-    stride_vh,
-    stride_dob,
-    stride_dom,
-    stride_doh,
-    stride_dqb,
-    stride_dqm,
-    stride_dqh,
-    stride_rb,
-    stride_rh,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
-    M: tl.constexpr,
-    N: tl.constexpr,
-):
+    Q, K, V, DOUT, LSE, DELTA, DQ, QUERY_STARTS, KEY_STARTS, query_length, key_length, group, scale,
+    stride_qb, stride_qm, stride_qh,
+    stride_kb, stride_km, stride_kh,
+    stride_vb, stride_vm, stride_vh,
+    stride_dob, stride_dom, stride_doh,
+    stride_dqb, stride_dqm, stride_dqh,
+    stride_rb, stride_rh,
+    DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
+    M: tl.constexpr, N: tl.constexpr,
+):  # fmt: skip
     LOG2E: tl.constexpr = 1.4426950408889634
     first = (tl.num_programs(0) - 1 - tl.program_id(0)) * M
     head, sequence = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
@@ -383,28 +289,10 @@ def _queries(
 
 @triton.jit
 def _walk_keys(
-    dq,
-    q,
-    dout,
-    lse2,
-    delta,
-    K,
-    V,
-    stride_k,
-    stride_v,
-    low,
-    high,
-    last,
-    key_length,
-    scale2,
-    MASKED: tl.constexpr,
-    DIM: tl.constexpr,
-    D: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr,
-    PRECISION: tl.constexpr,
+    dq, q, dout, lse2, delta, K, V, stride_k, stride_v, low, high, last, key_length, scale2, MASKED: tl.constexpr,
+    DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     N: tl.constexpr,
-):
+):  # fmt: skip
     """What the keys from `low` to `high` add to the gradient of the queries."""
     for start in range(low, high, N):
         k = tile(K, start, stride_k, key_length, MASKED, N, DIM, D)
