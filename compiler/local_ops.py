@@ -1,4 +1,4 @@
-"""What the local ops of `monarch.compiler.ops` compute: shared by the reference executor and the workers.
+"""What the local ops of `monarch.compiler.ops` compute: shared by the workers and the tests' reference executor.
 
 Each takes the op's arguments, and `position` and `sizes`: the worker's coordinate, and the mesh's size, by mesh dim.
 """

@@ -9,8 +9,8 @@ import torch
 
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
+from tests.compiler.reference import run_reference
 
 
 def graph(calls: str, mesh: str = "data=2, model=2") -> Graph:

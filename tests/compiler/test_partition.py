@@ -14,9 +14,9 @@ from monarch.compiler.cost.work import graph_costs
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.partition import nesting_order
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec, TensorType
+from tests.compiler.reference import run_reference
 from tests.compiler.training import CNN, GPT, Step, check
 
 LAYERS = 2

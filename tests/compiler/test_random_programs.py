@@ -10,13 +10,13 @@ from monarch.compiler.context import Context
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.waits import wrong_wait
-from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.schedule.overlap import OverlapCollectives
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import VARYING
 from monarch.compiler.verify import verify
 from tests.compiler.programs import Program, programs
+from tests.compiler.reference import run_reference
 from tests.sample import examples
 
 

@@ -13,9 +13,9 @@ from monarch.compiler.errors import GraphError, LayoutError, MonarchError, PlanE
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.plan import CompileOptions, Instruction, Slot
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.verify import verify
+from tests.compiler.reference import run_reference
 
 COND = """graph @f on mesh<data=2> {
   region "cond0.then" {

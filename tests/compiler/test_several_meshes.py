@@ -21,12 +21,12 @@ from monarch.compiler.pipeline import compile_graph, compile_template, graph_aft
 from monarch.compiler.plan.check_parts import wrong_parts
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec
 from monarch.compiler.verify import verify
 from monarch.distributed import Mesh
 from tests.compiler.programs import Program, programs
+from tests.compiler.reference import run_reference
 from tests.sample import examples
 
 STEP = """\

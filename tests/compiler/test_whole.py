@@ -16,8 +16,8 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
+from tests.compiler.reference import run_reference
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,11 +15,11 @@ from monarch.compiler.blocks import block_of
 from monarch.compiler.graph import Graph
 from monarch.compiler.mesh import Shape
 from monarch.compiler.plan import CompileOptions, Plan, ValueSpec
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import DTYPE_NAMES, DTYPES, MeshSpec, TensorType
 from monarch.compiler.verify import verify
 from monarch.language.tensors.shapes import default_dtype
+from tests.compiler.reference import run_reference
 from tests.sample import is_full
 
 GRAPHS: dict[str, Graph] = {}

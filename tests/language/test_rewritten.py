@@ -14,9 +14,9 @@ import torch
 
 from monarch.compiler.errors import ProgramError, Source
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, program
 from monarch.language.rewritten import rewritten
+from tests.compiler.reference import run_reference
 
 CASES = {
     "expression": ("y = x * 2 if x.sum() > 0 else -x", "monarch.cond(x.sum() > 0, lambda: x * 2, lambda: -x)"),

@@ -33,10 +33,10 @@ from monarch.compiler import ops
 from monarch.compiler.errors import GraphError, MonarchError
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.compiler.rules.call import called_op, op_name
 from monarch.compiler.types import Layout
 from monarch.language import Mesh, program
+from tests.compiler.reference import run_reference
 
 if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo, SampleInput

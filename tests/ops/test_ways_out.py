@@ -11,8 +11,8 @@ import torch.nn.functional as F
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, layout, program
+from tests.compiler.reference import run_reference
 
 MESH = Mesh.abstract(data=2)
 X, Y = torch.tensor([3.0, 1.0, 2.0, 2.0]), torch.tensor([3.0, 1.0, 2.0, 4.0])

@@ -16,10 +16,10 @@ import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, local, program
 from monarch.language.compile import compiling_with
 from monarch.language.errors import TracedAgainWarning
+from tests.compiler.reference import run_reference
 from tests.language.dense import DenseExecutor, compile_dense
 
 MESH = Mesh.abstract(data=2)

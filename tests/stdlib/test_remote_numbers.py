@@ -17,10 +17,10 @@ import monarch
 from monarch.compiler.errors import PerformanceWarning
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, local, program
 from monarch.language.compile import compiling_with
 from monarch.language.eager import flush
+from tests.compiler.reference import run_reference
 from tests.language.dense import DenseExecutor, compile_dense
 
 KINDS: list[type] = [int, float, bool, np.float64, np.float32, np.int64, np.int8]

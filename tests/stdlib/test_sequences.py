@@ -16,11 +16,11 @@ from monarch.compiler import ops
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, program
 from monarch.stdlib.models.gpt import GPT
 from monarch.stdlib.models.llama import Llama
 from monarch.stdlib.parallel import combine, fully_shard, tensor_parallel
+from tests.compiler.reference import run_reference
 
 MESH = Mesh.abstract(data=2, model=2)
 LAYERS, BATCH, TIME, WIDTH = 2, 4, 16, 32

@@ -17,8 +17,8 @@ from monarch.compiler.kernels.join import JoinKernels
 from monarch.compiler.loops.ir import Kernel
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.reference import run_reference
 from monarch.compiler.types import MeshSpec, TensorType
+from tests.compiler.reference import run_reference
 
 
 def graph_of(function: Callable[..., Any], *tensors: torch.Tensor) -> Graph:

@@ -14,11 +14,11 @@ import torch.nn.functional as F
 from monarch.compiler.graph import Graph
 from monarch.compiler.kernels.lower.values import is_lowered, is_transparent
 from monarch.compiler.ops.record import recorded
-from monarch.compiler.reference import run_reference
 from monarch.compiler.text import parse_graph
 from monarch.compiler.types import DTYPES, MeshSpec, TensorType
 from monarch.compiler.verify import verify
 from tests.compiler.kernels.graphs import fused, graph_of, kernels_of, others_of, run
+from tests.compiler.reference import run_reference
 
 aten = torch.ops.aten
 

@@ -21,11 +21,11 @@ from monarch.compiler.loops.ir import traffic
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.pipeline import fusing, lowering, partition_graph
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 from monarch.language.tensors.mesh import open_meshes
 from tests.compiler.kernels.graphs import fused, graph_of, kernels_of
+from tests.compiler.reference import run_reference
 
 ROWS, CLASSES = 64, 96
 

@@ -18,9 +18,9 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.passes.batches import keep_all
 from monarch.compiler.passes.decompose import DecomposeSplit
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, layout, program
 from monarch.stdlib.models.llama import Llama
+from tests.compiler.reference import run_reference
 from tests.compiler.training import GPT
 
 MESH = Mesh.abstract(data=2, model=2)

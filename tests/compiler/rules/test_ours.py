@@ -12,9 +12,9 @@ from torch import fx
 
 from monarch.compiler import ops
 from monarch.compiler.local_ops import LOCAL_OPS
-from monarch.compiler.reference import COLLECTIVES
 from monarch.compiler.rules import Strategy, rule_for
 from monarch.compiler.types import TensorType
+from tests.compiler.reference import COLLECTIVES
 from tests.compiler.rules.dense import Traced, Value, close, combine, local_node, run, shape_of, split
 from tests.compiler.rules.values import below, real
 

@@ -13,11 +13,11 @@ from torch import fx
 from monarch.compiler.graph import Graph
 from monarch.compiler.ops import MonarchOp
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.compiler.rules import rule_for
 from monarch.compiler.rules.call import result_types
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.compiler.verify import verify
+from tests.compiler.reference import run_reference
 from tests.compiler.rules.dense import FORMULAS, Sample, Traced, shape_of, trace
 from tests.compiler.rules.test_none_wrong import SAMPLES
 

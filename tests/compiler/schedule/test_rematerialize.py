@@ -19,7 +19,6 @@ from monarch.compiler.graph import Graph, args_of
 from monarch.compiler.kernels.fuse import FuseKernels
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.buffers import Buffers, peak_of, repeatable
 from monarch.compiler.schedule.eviction import RECOMPUTED, Eviction
 from monarch.compiler.schedule.rematerialize import Rematerialize, recomputed
@@ -27,6 +26,7 @@ from monarch.compiler.text import parse_graph
 from monarch.compiler.types import MeshSpec
 from monarch.compiler.verify import verify
 from tests.compiler.programs import Program, programs
+from tests.compiler.reference import run_reference
 from tests.compiler.training import GPT, Step
 
 Expect = Callable[[str, Pass], None]

@@ -17,13 +17,13 @@ from monarch.compiler.inspect.why import explain
 from monarch.compiler.pipeline import compile_graph, partition_graph
 from monarch.compiler.plan import Plan
 from monarch.compiler.plan.options import CompileOptions
-from monarch.compiler.reference import run_reference
 from monarch.compiler.search import find
 from monarch.compiler.search.find import FOUND, WRITTEN, find_layouts
 from monarch.compiler.search.layouts import FoundLayouts, written
 from monarch.compiler.text import parse_graph, parse_layout
 from monarch.compiler.types import MeshSpec
 from monarch.language import Mesh
+from tests.compiler.reference import run_reference
 from tests.compiler.search.test_patterns import mlps, step_of
 from tests.compiler.test_depth import training_step
 from tests.compiler.training import GPT, Step, check

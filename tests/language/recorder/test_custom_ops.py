@@ -13,9 +13,9 @@ from monarch.compiler.errors import PerformanceWarning, ProgramError
 from monarch.compiler.graph import Graph
 from monarch.compiler.ops.record import records_kept
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.compiler.rules import sharding_rule
 from monarch.language import Mesh, distribute, program
+from tests.compiler.reference import run_reference
 
 MESH = Mesh.abstract(data=2, model=2)
 

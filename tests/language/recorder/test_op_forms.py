@@ -10,9 +10,9 @@ import torch
 from torch.nn import functional as F
 
 from monarch.compiler.pipeline import partition_graph
-from monarch.compiler.reference import run_reference
 from monarch.language import Mesh, distribute, program
 from monarch.language.errors import OperatorError
+from tests.compiler.reference import run_reference
 
 MESH = Mesh.abstract(data=2)
 

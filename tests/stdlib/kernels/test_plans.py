@@ -27,12 +27,12 @@ from monarch.compiler.plan.binaries import check_binaries, kernels_of
 from monarch.compiler.plan.file import plan_bytes, plan_from_bytes
 from monarch.compiler.plan.options import CompileOptions
 from monarch.compiler.plan.plan import Plan
-from monarch.compiler.reference import run_reference
 from monarch.compiler.schedule.emit import emit_plan
 from monarch.compiler.text import parse_graph
 from tests.compiler.kernels.triton.assembly import assert_no_spills, assert_tensor_cores, assert_wide
 from tests.compiler.kernels.triton.emitted import launch_all
 from tests.compiler.kernels.triton.interpreter import interpreting
+from tests.compiler.reference import run_reference
 
 PROGRAM = """
 import torch
