@@ -14,7 +14,6 @@ from typing import Annotated
 
 import typer
 
-from monarch import __version__
 from monarch.compiler.cli import entry
 from monarch.compiler.cli.completion import complete_program
 from monarch.compiler.cli.options import (
@@ -24,6 +23,7 @@ from monarch.compiler.cli.options import (
     SORTS,
     STEPS,
     Arguments,
+    Debug,
     FirstCall,
     Format,
     Imports,
@@ -35,6 +35,7 @@ from monarch.compiler.cli.options import (
     Strict,
     Target,
     Verbose,
+    Version,
 )
 
 app = typer.Typer(name="monarchc", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
@@ -46,18 +47,10 @@ def main() -> None:
     entry.run(app, "monarchc")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"monarchc {__version__}")
-        raise typer.Exit()
-
-
 @app.callback()
 def monarchc(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Of every command.")] = False,
+    version: Version = False,
+    debug: Debug = False,
     imports: Imports = None,
 ) -> None:
     """See what a distributed program became: compile it, look into the plan, run it.

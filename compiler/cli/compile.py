@@ -44,7 +44,7 @@ def compile_(
             f"--target {target}, and {cluster.name} is for {cluster.target}", hint="leave one of the two out."
         )
     target = target if cluster is None else cluster.target
-    loaded, plan = _compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose, cluster)
+    loaded, plan = compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose, cluster)
     path = output or Path(f"{plan.name}.mplan")
     save_plan(plan, path)
     words = [] if cluster is None else list(verdict(loaded, plan, cluster))
@@ -63,22 +63,9 @@ def compiled(
     memory_limit: str | None,
     strict: bool = False,
     verbose: bool = False,
-) -> Plan:
-    """The plan of a program in a file, with its report: what `compile` writes and `inspect` shows."""
-    return _compiled(program, mesh, target, arg, first_call, memory_limit, strict, verbose, None)[1]
-
-
-def _compiled(
-    program: str,
-    mesh: str | None,
-    target: str | None,
-    arg: list[str] | None,
-    first_call: bool,
-    memory_limit: str | None,
-    strict: bool,
-    verbose: bool,
-    cluster: Cluster | None,
+    cluster: Cluster | None = None,
 ) -> tuple[LoadedProgram, Plan]:
+    """A program in a file, and its plan with its report: what `compile` writes and `inspect` shows."""
     sizes, given = read_mesh(mesh), read_pairs(arg, "--arg")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
     with passes_shown(verbose) as (say, progress):

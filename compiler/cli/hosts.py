@@ -12,9 +12,8 @@ from typing import Annotated
 
 import typer
 
-from monarch import __version__
 from monarch.compiler.cli import entry
-from monarch.compiler.cli.options import Imports
+from monarch.compiler.cli.options import Debug, Imports, Version
 
 Variables = Annotated[
     list[str] | None,
@@ -34,18 +33,10 @@ def main() -> None:
     entry.run(app, "monarch")
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"monarch {__version__}")
-        raise typer.Exit()
-
-
 @app.callback()
 def monarch(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Of every command.")] = False,
+    version: Version = False,
+    debug: Debug = False,
     imports: Imports = None,
 ) -> None:
     """Make this machine a host, run jobs of hosts, watch programs, and attach to actors that stopped.

@@ -170,7 +170,8 @@ def _read(
 ) -> Plan:
     """The plan; `whole` with all that a worker needs."""
     if is_program(plan):
-        made: Plan = load("monarch.compiler.cli.compile:compiled")(plan, mesh, target, arg, first_call, memory_limit)
+        made: Plan
+        _, made = load("monarch.compiler.cli.compile:compiled")(plan, mesh, target, arg, first_call, memory_limit)
         file = plan.partition(":")[0]
         told = f"{file} was imported, and '{made.name}' traced without workers: nothing has run on a mesh"
         console(stderr=True).print(told, soft_wrap=True)
@@ -191,13 +192,8 @@ def _whole(path: str | Path) -> Plan:
 def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
     """The tables of costs asked for, as `_sections` gives what it gives."""
     for group in by:
-        yield (
-            f"by {group}",
-            (
-                partial(costs_by, plan, group, sort),
-                partial(by_group.show, plan=plan, by=group, sort=sort),
-            ),
-        )
+        show = partial(by_group.show, plan=plan, by=group, sort=sort)
+        yield f"by {group}", (partial(costs_by, plan, group, sort), show)
 
 
 def _sections(

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from monarch import __version__
 from monarch.compiler.cli.completion import complete_program
 from monarch.compiler.loading import load
 
@@ -40,6 +41,16 @@ class Format(enum.StrEnum):
     JSON = "json"
 
 
+def _print_version(context: typer.Context, wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"{context.info_name} {__version__}")
+        raise typer.Exit()
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Of every command.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print each pass and its time, on standard error.")]
 Mesh = Annotated[

@@ -127,11 +127,7 @@ def without_workers(sizes: Mapping[str, int], arguments: Sequence[str]) -> Itera
     to standard error, for standard output is the command's own; it sees `arguments` as its command line."""
     before, sys.argv = sys.argv, list(arguments)
     try:
-        with executors_by(_types_only, abstract=True), mesh_sizes(sizes), contextlib.redirect_stdout(sys.stderr):
+        with executors_by(TypesOnly, abstract=True), mesh_sizes(sizes), contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
         sys.argv = before
-
-
-def _types_only(mesh: MeshSpec) -> Executor:
-    return TypesOnly(mesh)

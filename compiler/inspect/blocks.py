@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes, report_of
 from monarch.compiler.plan import Plan
@@ -34,18 +35,21 @@ class Block:
     parts: tuple[Block, ...]
 
 
+_NOTHING: dict[str, Any] = {
+    "ops": 0, "flops": 0.0, "computing": 0.0, "communicating": 0.0, "sent": 0, "weights": 0,
+}  # fmt: skip
+"""What nothing costs, by the names of a `Block`'s fields."""
+_OF_VALUES = ("flops", "computing", "communicating", "sent")
+"""Those that each value of a report has."""
+
+
 @dataclass
 class _Module:
     name: str
     path: str
     times: int = 1
     first: int = -1
-    ops: int = 0
-    flops: float = 0.0
-    computing: float = 0.0
-    communicating: float = 0.0
-    sent: int = 0
-    weights: int = 0
+    costs: Counter[str] = field(default_factory=lambda: Counter(_NOTHING))
     inner: dict[str, _Module] = field(default_factory=dict)
     own: Counter[tuple[str, str]] = field(default_factory=Counter)
     """The parameters and the forward's ops that are the module's own, by which modules are known to be alike."""
@@ -59,11 +63,7 @@ def blocks_of(plan: Plan) -> tuple[Block, ...]:
     for number, value in enumerate(values):
         way = _way(root, value.module)
         for module in way:
-            module.ops += number not in again
-            module.flops += value.flops
-            module.computing += value.computing
-            module.communicating += value.communicating
-            module.sent += value.sent
+            module.costs.update({name: getattr(value, name) for name in _OF_VALUES}, ops=number not in again)
             if module.first < 0:
                 module.first = number
         if value.phase == "forward" and value.flops:
@@ -72,18 +72,13 @@ def blocks_of(plan: Plan) -> tuple[Block, ...]:
         if value.op == "state" and (type_ := value.types[0]) is not None and _is_weight(value):
             way = _way(root, value.module)
             for module in way:
-                module.weights += local_bytes(type_, plan.mesh)
+                module.costs["weights"] += local_bytes(type_, plan.mesh)
             way[-1].own["state", str(type_)] += 1
     found = [_block(each) for each in _merged(root)]
     rest = replace(root, name="(no module)", inner={})
     for each in root.inner.values():
-        rest.ops -= each.ops
-        rest.flops -= each.flops
-        rest.computing -= each.computing
-        rest.communicating -= each.communicating
-        rest.sent -= each.sent
-        rest.weights -= each.weights
-    return (*found, _block(rest)) if rest.ops > 0 else tuple(found)
+        rest.costs.subtract(each.costs)
+    return (*found, _block(rest)) if rest.costs["ops"] > 0 else tuple(found)
 
 
 def _is_weight(value: ReportedValue) -> bool:
@@ -118,36 +113,15 @@ def _alike(module: _Module) -> object:
 
 
 def _together(one: _Module, other: _Module) -> _Module:
-    return _Module(
-        one.name,
-        one.path,
-        one.times + other.times,
-        one.first,
-        one.ops + other.ops,
-        one.flops + other.flops,
-        one.computing + other.computing,
-        one.communicating + other.communicating,
-        one.sent + other.sent,
-        one.weights + other.weights,
-        {name: _together(each, other.inner[name]) for name, each in one.inner.items()},
-        one.own + other.own,
-    )
+    inner = {name: _together(each, other.inner[name]) for name, each in one.inner.items()}
+    costs: dict[str, Any] = {name: cost + other.costs[name] for name, cost in one.costs.items()}
+    return replace(one, times=one.times + other.times, costs=Counter(costs), inner=inner, own=one.own + other.own)
 
 
 def _block(module: _Module, outer: int = 1) -> Block:
     """`outer` is for how many modules the one around it stands."""
     inner = _merged(module)
-    if len(inner) == 1 and inner[0].times > module.times and inner[0].ops == module.ops:
+    if len(inner) == 1 and inner[0].times > module.times and inner[0].costs["ops"] == module.costs["ops"]:
         return _block(replace(inner[0], name=module.name), outer)  # `blocks` holds nothing but its blocks
-    return Block(
-        module.name,
-        module.path,
-        module.times // outer,
-        module.ops,
-        module.flops,
-        module.computing,
-        module.communicating,
-        module.sent,
-        module.weights,
-        tuple(_block(each, module.times) for each in inner),
-    )
+    parts = tuple(_block(each, module.times) for each in inner)
+    return Block(module.name, module.path, module.times // outer, parts=parts, **module.costs)

@@ -133,13 +133,12 @@ class Drawing:
         parts += self._over(left, top, *inner)
         y = 1.0
         for level, axis in enumerate(self.across):
-            parts += _bands(axis, level, columns, xs, _Across(left, y))
+            parts += _bands(axis, level, columns, xs, left, y)
             y += _BAND + 3
         x = 18.0 if self.caption_down else 0.0
         for level, axis in enumerate(self.down):
-            wide = bands[level]
-            parts += _bands(axis, level, rows, ys, _Down(x, top, wide))
-            x += wide + 3
+            parts += _bands(axis, level, rows, ys, x, top, bands[level])
+            x += bands[level] + 3
         behind = _SHEET * min(2, len(self.sheets)) + 2
         total = (left + inner[0] + behind, top + inner[1] + behind + (16 if self.caption_across else 0))
         if self.caption_across:
@@ -159,8 +158,7 @@ class Drawing:
             sheet = self.sheets[place]
             hue = None if sheet.kind == "copies" else sheet.hue
             yield rect(left + shift, top + shift, width, height, hue, 'fill-opacity=".3"')
-            line = f"mn-s{hue}" if hue is not None else "mn-sw"
-            shade = DIMS[hue].light if hue is not None else ROLES["whole"].light
+            line, shade = ("mn-sw", ROLES["whole"].light) if hue is None else (f"mn-s{hue}", DIMS[hue].light)
             yield (
                 f'<rect x="{left + shift:g}" y="{top + shift:g}" width="{width:g}" height="{height:g}" class="{line}" '
                 f'stroke="{shade}" fill="none"/>'
@@ -220,47 +218,31 @@ def _edges(found: Sequence[Point], size: float) -> Iterator[tuple[float, float]]
         at += wide
 
 
-@dataclass(frozen=True)
-class _Across:
-    """Where a band above the blocks lies."""
-
-    left: float
-    y: float
-
-    def at(self, start: float, end: float) -> tuple[float, float, float, float]:
-        return self.left + start, self.y, end - start, float(_BAND)
-
-
-@dataclass(frozen=True)
-class _Down:
-    """Where a band beside the blocks lies."""
-
-    x: float
-    top: float
-    width: float
-
-    def at(self, start: float, end: float) -> tuple[float, float, float, float]:
-        return self.x, self.top + start, self.width, end - start
-
-
 def _bands(
     axis: Axis,
     level: int,
     found: Sequence[Point],
     edges: Sequence[tuple[float, float]],
-    place: _Across | _Down,
+    left: float,
+    top: float,
+    beside: float = 0.0,
 ) -> Iterator[str]:
-    """The band of one mesh dim: one piece for each of its positions."""
+    """The band of one mesh dim, from `left` and `top` on: one piece for each of its positions. It lies above the
+    blocks, or, `beside` pixels wide, beside them."""
     start = 0
     while start < len(found):
         end = start
         while end + 1 < len(found) and found[end + 1][: level + 1] == found[start][: level + 1]:
             end += 1
         position = found[start][level]
-        x, y, width, height = place.at(edges[start][0], edges[end][1])
+        (first, _), (_, last) = edges[start], edges[end]
+        if beside:
+            x, y, width, height = left, top + first, beside, last - first
+        else:
+            x, y, width, height = left + first, top, last - first, float(_BAND)
         if position is None:
             if level == 0 or found[start][level - 1] is not None:
-                yield text(x + width / 2, y + height / 2, "⋯" if isinstance(place, _Across) else "⋮", classes="mn-m")
+                yield text(x + width / 2, y + height / 2, "⋮" if beside else "⋯", classes="mn-m")
         else:
             yield rect(x + 0.5, y + 0.5, width - 1, height - 1, axis.hue, 'rx="2"')
             words = f"{axis.name}={position}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from monarch.compiler.ops import OPS
@@ -41,19 +41,7 @@ def labels(plan: Plan) -> list[Label]:
             line = f"{source.file.rsplit('/', 1)[-1]}:{source.line}"
         op = instruction.op
         known = named.get(number, Label(op, op))
-        found.append(
-            Label(
-                known.name,
-                known.op,
-                known.type,
-                line,
-                known.module,
-                known.sent,
-                known.moved,
-                known.estimate,
-                is_collective=op in OPS and OPS[op].collective,
-            )
-        )
+        found.append(replace(known, line=line, is_collective=op in OPS and OPS[op].collective))
     return [*found, Label("commit", "commit", is_collective=True)]
 
 

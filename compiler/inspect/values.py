@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.loading import load
+from monarch.compiler.plan.transfers import moved_bytes
 from monarch.compiler.states import StateKey
 
 if TYPE_CHECKING:
@@ -104,12 +106,25 @@ def call_of(plan: Plan, value: ReportedValue) -> str:
     return f"kernel {kernel_name(text)}({', '.join(f'%{values[read].name}' for read in value.reads)})"
 
 
+def transfers_of(plan: Plan) -> list[dict[str, Any]]:
+    """What the meshes of a program send one another, in order; the bytes are those of all workers together."""
+    return [
+        {
+            "name": transfer.name,
+            "from": plan.parts[transfer.source].name,
+            "to": plan.parts[transfer.target].name,
+            "sent": str(transfer.sent.unpadded),
+            "received": str(transfer.received.unpadded),
+            "bytes": moved_bytes(plan.routes(number), transfer.sent.dtype.itemsize),
+            "line": "" if transfer.line is None else str(transfer.line),
+        }
+        for number, transfer in enumerate(plan.transfers)
+    ]
+
+
 def local_bytes(type: TensorType, mesh: MeshSpec) -> int:
     """What a worker holds of a tensor, in bytes."""
-    total = type.dtype.itemsize
-    for length in type.local_shape(mesh):
-        total *= length
-    return total
+    return type.dtype.itemsize * math.prod(type.local_shape(mesh))
 
 
 def kind_of(label: str) -> str:

@@ -5,6 +5,7 @@ Each verdict is found in the plan's report; nothing runs.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from typing import Literal
 from monarch.compiler.inspect.estimate import Estimate
 from monarch.compiler.inspect.memory import alive
 from monarch.compiler.inspect.values import computed, kind_of, report_of, where
-from monarch.compiler.plan import Plan, TensorType
+from monarch.compiler.plan import Plan
 from monarch.compiler.plan.report import ReportedValue
 from monarch.compiler.sizes import format_bytes, format_seconds
 
@@ -189,20 +190,13 @@ def _alike_over(plan: Plan, value: ReportedValue) -> tuple[str, ...]:
         if each.rule
         and not each.factor
         and plan.mesh.sizes[each.mesh_dim] > 1
-        and all(_is_whole(type_, each.mesh_dim) for type_ in types)
+        and all(type_.layout.placement(each.mesh_dim) is None for type_ in types)
     )
-
-
-def _is_whole(type_: TensorType, dim: str) -> bool:
-    return type_.layout.placement(dim) is None
 
 
 def _times(plan: Plan, dims: tuple[str, ...]) -> tuple[int, str]:
     """How often, and by which workers: 8, "every worker along data and model"."""
-    times = 1
-    for dim in dims:
-        times *= plan.mesh.sizes[dim]
-    return times, f"every worker along {' and '.join(dims)}"
+    return math.prod(plan.mesh.sizes[dim] for dim in dims), f"every worker along {' and '.join(dims)}"
 
 
 def _what(value: ReportedValue) -> str:

@@ -15,11 +15,10 @@ from monarch.compiler.inspect.estimate import estimate
 from monarch.compiler.inspect.graphs import graphs_of, sentence
 from monarch.compiler.inspect.labels import input_names, schedule_text
 from monarch.compiler.inspect.stages import estimated_bubble, stage_times
-from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes
+from monarch.compiler.inspect.values import computed, further_results, kind_of, local_bytes, transfers_of
 from monarch.compiler.inspect.verdicts import verdicts
 from monarch.compiler.plan import Plan, TensorType, ValueSpec
 from monarch.compiler.plan.report import PHASES, peak
-from monarch.compiler.plan.transfers import moved_bytes
 
 _SHOWN = 12
 _WIDE = 118
@@ -44,7 +43,7 @@ def data(plan: Plan) -> dict[str, Any]:
         "constants": {label: str(TensorType(t.dtype, tuple(t.shape))) for label, t in plan.constants.items()},
         "instructions": len(plan.instructions) + sum(len(part.plan.instructions) for part in plan.parts),
         "costs": plan.costs,
-        **({"parts": _parts(plan), "transfers": _transfers(plan)} if plan.parts else {}),
+        **({"parts": _parts(plan), "transfers": transfers_of(plan)} if plan.parts else {}),
         **({"stages": [asdict(each) for each in stages], "bubble": estimated_bubble(plan)} if stages else {}),
         **({"cuda_graphs": graphs_of(plan)} if plan.cuda_graphs else {}),
         **({"phases": _phases(plan), "verdicts": _verdicts(plan)} if plan.report is not None else {}),
@@ -73,22 +72,6 @@ def _parts(plan: Plan) -> dict[str, dict[str, Any]]:
         }
         for part in plan.parts
     }
-
-
-def _transfers(plan: Plan) -> list[dict[str, Any]]:
-    """What the meshes of a program send one another, in order; the bytes are those of all workers together."""
-    return [
-        {
-            "name": transfer.name,
-            "from": plan.parts[transfer.source].name,
-            "to": plan.parts[transfer.target].name,
-            "sent": str(transfer.sent.unpadded),
-            "received": str(transfer.received.unpadded),
-            "bytes": moved_bytes(plan.routes(number), transfer.sent.dtype.itemsize),
-            "line": "" if transfer.line is None else str(transfer.line),
-        }
-        for number, transfer in enumerate(plan.transfers)
-    ]
 
 
 def _phases(plan: Plan) -> dict[str, dict[str, float]]:

@@ -14,20 +14,21 @@ from monarch.compiler.inspect.differences import UNITS, differences
 from monarch.compiler.inspect.labels import schedule_text
 from monarch.compiler.inspect.overview import overview
 from monarch.compiler.inspect.timeline import Stretch, critical_path, measured, runs, steps_of
-from monarch.compiler.inspect.values import call_of, further_results, kernel_of
+from monarch.compiler.inspect.values import call_of, further_results, kernel_of, transfers_of
 from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
 from monarch.compiler.kernels.triton.emit import emit as emit_triton
 from monarch.compiler.loops.text import parse_kernel
 from monarch.compiler.plan.plan import Plan
 from monarch.compiler.plan.report import PHASES, Decision, Report, ReportedValue
 from monarch.compiler.plan.trace import Step, Trace
-from monarch.compiler.plan.transfers import moved_bytes
 from monarch.compiler.tensor_type import TensorType
 
 T = TypeVar("T", bound=Hashable)
 
 SPANS = 400_000
 """How many spans of a trace go into a page: the last steps, as many as fit (at least one)."""
+_PLAIN = ("name", "source", "sent", "flops", "moved", "allocates", "frees", "seconds", "instruction", "kernel")
+"""The columns that hold a value's fields as they are."""
 
 
 class _Table(Generic[T]):
@@ -59,12 +60,10 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     values = report.values
     again = further_results(plan, values)
     columns = {
-        "name": [value.name for value in values],
         "op": [texts(value.op) for value in values],
         "call": [call_of(plan, value) for value in values],
         "reads": _reads(values),
         "types": [[-1 if type_ is None else types(type_) for type_ in value.types] for value in values],
-        "source": [value.source for value in values],
         "module": [texts(value.module) for value in values],
         "phase": [PHASES.index(value.phase) for value in values],
         "traced": [texts(value.traced) for value in values],
@@ -75,14 +74,7 @@ def plan_data(plan: Plan) -> dict[str, Any]:
             [[texts(e.op), [dims[name] for name in e.mesh_dims], e.count, e.sent, e.seconds] for e in value.within]
             for value in values
         ],
-        "sent": [value.sent for value in values],
-        "flops": [value.flops for value in values],
-        "moved": [value.moved for value in values],
-        "allocates": [value.allocates for value in values],
-        "frees": [value.frees for value in values],
-        "seconds": [value.seconds for value in values],
-        "instruction": [value.instruction for value in values],
-        "kernel": [value.kernel for value in values],
+        **{name: [getattr(value, name) for value in values] for name in _PLAIN},
         "again": [int(number in again) for number in range(len(values))],
     }
     return {
@@ -128,17 +120,7 @@ def several_data(plan: Plan) -> dict[str, Any]:
         "parts": [
             {"name": part.name, "workers": part.place.ranks(), "plan": plan_data(part.plan)} for part in plan.parts
         ],
-        "transfers": [
-            {
-                "name": transfer.name,
-                "from": plan.parts[transfer.source].name,
-                "to": plan.parts[transfer.target].name,
-                "type": str(transfer.received.unpadded),
-                "bytes": moved_bytes(plan.routes(number), transfer.sent.dtype.itemsize),
-                "line": "" if transfer.line is None else str(transfer.line),
-            }
-            for number, transfer in enumerate(plan.transfers)
-        ],
+        "transfers": [each | {"type": each["received"]} for each in transfers_of(plan)],
     }
 
 
