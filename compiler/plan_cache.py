@@ -18,7 +18,6 @@ import contextlib
 import hashlib
 import os
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -35,7 +34,7 @@ from monarch.compiler.kernels.cache import is_ours, private_folder
 from monarch.compiler.loading import load
 from monarch.compiler.ops.record import record, recorded
 from monarch.compiler.plan import CompileOptions, Plan
-from monarch.compiler.plan.file import load_plan, plan_bytes
+from monarch.compiler.plan.file import load_plan, plan_bytes, put_file
 from monarch.compiler.text import print_graph
 
 Compiled = Callable[[Graph, CompileOptions], Plan]
@@ -161,14 +160,7 @@ def _write(plan: Plan, path: Path, key: str) -> None:
         data = plan_bytes(replace(plan, costs={**plan.costs, _KEY: key}))
         if len(data) > settings.plan_cache:
             return
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".writing-", delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        put_file(path, data, ".writing-", sync=False)
         _forget(path.parent)
     except PlanError as error:  # it holds what no file can
         if wanted("passes"):

@@ -59,20 +59,27 @@ def save_plan(plan: Plan, path: str | os.PathLike[str]) -> None:
     data = plan_bytes(plan)
     target = Path(path)
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            try:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-                os.chmod(file.name, 0o644)
-                os.replace(file.name, target)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        put_file(target, data, f".{target.name}.", mode=0o644)
     except OSError as error:
         raise PlanError(
             f"cannot write {target}: {error.strerror or error}", hint="give a path that can be written."
         ) from None
+
+
+def put_file(path: Path, data: bytes, prefix: str, *, mode: int = 0o600, sync: bool = True) -> None:
+    """Write a file all at once: who opens it finds what was there before, or all of `data`. Until then it has another
+    name, with this prefix; with `sync` it is on the disk when this returns. Raises OSError."""
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=prefix, delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            if sync:
+                os.fsync(file.fileno())
+            os.fchmod(file.fileno(), mode)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def load_plan(path: str | os.PathLike[str], *, report: bool = True) -> Plan:

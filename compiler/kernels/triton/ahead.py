@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import os
 import struct
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -38,7 +36,7 @@ from monarch.compiler.plan.binaries import (
     kernels_of,
 )
 from monarch.compiler.plan.encode import TorchDecoder
-from monarch.compiler.plan.file import hash_of
+from monarch.compiler.plan.file import hash_of, put_file
 from monarch.compiler.plan.plan import Plan
 
 if TYPE_CHECKING:
@@ -189,16 +187,7 @@ def compiling(name: str, target: str) -> Iterator[None]:
 def _write(path: Path, binary: KernelBinary) -> None:
     listed, contents = encode_binaries([binary])
     data = struct.pack("<Q", len(listed)) + listed + contents
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".building-", delete=False) as file:
-        try:
-            file.write(hashlib.sha256(data).digest() + data)
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    put_file(path, hashlib.sha256(data).digest() + data, ".building-")
 
 
 def _read(path: Path) -> KernelBinary | None:
