@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
-from monarch.language.check import hints
 from monarch.language.check.frames import Arguments, Follower, Frame, of_parameters, result_of
 from monarch.language.check.imported import ImportedCall, applied
 from monarch.language.check.kinds import (
@@ -40,7 +39,12 @@ def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> AbstractVal
     holder: AbstractValue | None = None
     if isinstance(node.func, ast.Attribute):
         holder = interpreter.expression(node.func.value, frame)
-        callee = interpreter.attribute(holder, node.func, frame) if _is_looked_up(holder, node.func.attr) else UNKNOWN
+        # What a module or an object has is a value of its own; of any other value it is a method of that kind.
+        callee = (
+            interpreter.attribute(holder, node.func, frame)
+            if holder.kind in (Kind.IMPORTED, Kind.INSTANCE)
+            else UNKNOWN
+        )
     else:
         callee = interpreter.expression(node.func, frame)
     arguments = _arguments(interpreter, node, frame)
@@ -60,11 +64,6 @@ def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> AbstractVal
     if holder is not None and isinstance(node.func, ast.Attribute):
         return _Method(interpreter, node, frame, arguments, holder, node.func).value()
     return DERIVED if arguments.has_tensor else UNKNOWN
-
-
-def _is_looked_up(holder: AbstractValue, name: str) -> bool:
-    """Whether a called attribute is a value of its own, not a method of the kind of value."""
-    return holder.kind in (Kind.IMPORTED, Kind.INSTANCE)
 
 
 def _arguments(interpreter: Follower, node: ast.Call, frame: Frame) -> Arguments:
@@ -119,10 +118,6 @@ class _Method:
     holder: AbstractValue
     func: ast.Attribute
 
-    @property
-    def line(self) -> str:
-        return self.interpreter.report.line_of(self.node)
-
     def value(self) -> AbstractValue:
         holder, name = self.holder, self.func.attr
         if name == "backward" and holder.kind in (Kind.UNKNOWN, Kind.DERIVED):
@@ -145,9 +140,8 @@ class _Method:
             return PYTHON
         return DERIVED if self.arguments.has_tensor else UNKNOWN
 
-    def add(self, code: str, message: str, hint: str) -> None:
-        if self.frame.inside:
-            self.interpreter.report.add(code, self.node, message, hint)
+    def refuse(self, code: str, message: str) -> None:
+        self.interpreter.refuse(code, self.node, self.frame, message)
 
     def of_tensor(self, holder: AbstractValue, name: str) -> AbstractValue:
         on_mesh = holder.kind is Kind.TENSOR
@@ -158,12 +152,12 @@ class _Method:
             return PYTHON
         if name == "backward":
             if holder.detached:
-                self.add("M113", "backward() where no gradients are recorded", hints.backward(self.line))
+                self.refuse("M113", "backward() where no gradients are recorded")
             return PYTHON
         if name in PYTHON_METHODS:
             return PYTHON
         if name in VALUE_SHAPES and on_mesh:
-            self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
+            self.refuse("M104", f"{name}() gives a shape that depends on values")
         if name in SHAPE_TAKERS:
             sizes(self.interpreter, self.node, given, self.frame)
         alpha_given(self.interpreter, self.node, given, self.frame)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import replace
 
-from monarch.language.check import calls, hints, refused
+from monarch.language.check import calls, refused
 from monarch.language.check.frames import Follower, Frame
 from monarch.language.check.kinds import (
     CHANGING,
@@ -74,13 +74,7 @@ class Expressions(Follower):
         return None
 
     def branch(self, node: ast.expr, frame: Frame) -> None:
-        if frame.inside:
-            self.report.add(
-                "M101",
-                node,
-                f"'{frame.program}' cannot branch on a tensor's value",
-                hints.branch(self.report.line_of(node)),
-            )
+        self.refuse("M101", node, frame, f"'{frame.program}' cannot branch on a tensor's value")
 
     def expression(self, node: ast.expr, frame: Frame) -> AbstractValue:
         """What an expression is; its parts are gone through."""
@@ -93,14 +87,10 @@ class Expressions(Follower):
                 self.expression(part, frame)
         return PYTHON if isinstance(node, ast.Constant | ast.Slice) else UNKNOWN
 
-    def _e_constant(self, node: ast.Constant, frame: Frame) -> AbstractValue:
-        return PYTHON
-
     def _e_name(self, node: ast.Name, frame: Frame) -> AbstractValue:
-        value = self.name(node.id, frame, node)
-        return value
+        return self.name(node.id, frame)
 
-    def name(self, name: str, frame: Frame, node: ast.expr) -> AbstractValue:
+    def name(self, name: str, frame: Frame) -> AbstractValue:
         """What a name is: of this function, of one that it stands in, or of the file's own level."""
         if name in frame.env and name not in frame.scope.outer:
             return frame.env[name]
@@ -118,23 +108,16 @@ class Expressions(Follower):
         return replace(value, origin="state") if value.kind is Kind.TENSOR else value
 
     def _e_attribute(self, node: ast.Attribute, frame: Frame) -> AbstractValue:
-        holder = self.expression(node.value, frame)
-        return self.attribute(holder, node, frame)
+        return self.attribute(self.expression(node.value, frame), node, frame)
 
     def attribute(self, holder: AbstractValue, node: ast.Attribute, frame: Frame) -> AbstractValue:
         name = node.attr
         if holder.kind is Kind.IMPORTED:
-            dotted = f"{holder.dotted}.{name}"
-            return self.imported(dotted, node, frame)
+            return AbstractValue(Kind.IMPORTED, dotted=f"{holder.dotted}.{name}")
         if holder.is_tensor:
             if name in ("sharding", "tensor_type") and holder.kind is Kind.TENSOR and holder.origin == "made":
-                if frame.inside:
-                    self.report.add(
-                        "M108",
-                        node,
-                        "this tensor has no layout yet: the partitioner chooses it when the program is compiled",
-                        hints.layout_of_value(self.report.line_of(node)),
-                    )
+                message = "this tensor has no layout yet: the partitioner chooses it when the program is compiled"
+                self.refuse("M108", node, frame, message)
                 return PYTHON
             if name in PYTHON_ATTRIBUTES:
                 return PYTHON
@@ -159,9 +142,6 @@ class Expressions(Follower):
         if holder.kind is Kind.PYTHON:
             return PYTHON
         return UNKNOWN
-
-    def imported(self, dotted: str, node: ast.expr, frame: Frame) -> AbstractValue:
-        return AbstractValue(Kind.IMPORTED, dotted=dotted)
 
     def _e_call(self, node: ast.Call, frame: Frame) -> AbstractValue:
         return calls.evaluate(self, node, frame)
@@ -302,7 +282,7 @@ class Expressions(Follower):
                     self.expression(part.format_spec, frame)
         return PYTHON
 
-    def _comprehension(self, node: ast.expr, generators: list[ast.comprehension], frame: Frame) -> None:
+    def _comprehension(self, generators: list[ast.comprehension], frame: Frame) -> None:
         for generator in generators:
             self.assign(generator.target, iterated(self.expression(generator.iter, frame)), frame)
             for condition in generator.ifs:
@@ -310,7 +290,7 @@ class Expressions(Follower):
 
     def _e_listcomp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp, frame: Frame) -> AbstractValue:
         before = dict(frame.env)
-        self._comprehension(node, node.generators, frame)
+        self._comprehension(node.generators, frame)
         entry = self.expression(node.elt, frame)
         self._leave(node.generators, before, frame)
         return AbstractValue(Kind.CONTAINER, each=entry)
@@ -320,7 +300,7 @@ class Expressions(Follower):
 
     def _e_dictcomp(self, node: ast.DictComp, frame: Frame) -> AbstractValue:
         before = dict(frame.env)
-        self._comprehension(node, node.generators, frame)
+        self._comprehension(node.generators, frame)
         self.expression(node.key, frame)
         entry = self.expression(node.value, frame)
         self._leave(node.generators, before, frame)

@@ -65,10 +65,3 @@ class Finding:
         if self.hint:
             parts.append("\n".join("  " + line for line in self.hint.splitlines()))
         return "\n".join(parts)
-
-
-def beside(wrong: str, why: str, *right: tuple[str, str]) -> str:
-    """The wrong line above the right ones, each with what it does in a column of its own."""
-    rows = [(wrong, f"wrong: {why}"), *((code, f"right: {what}") for code, what in right)]
-    width = max(len(code) for code, _ in rows) + 2
-    return "\n".join(f"{code:<{width}}# {comment}" for code, comment in rows)

@@ -6,6 +6,7 @@ import ast
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, replace
 
+from monarch.language.check.hints import hint
 from monarch.language.check.kinds import MADE, PYTHON, UNKNOWN, AbstractValue, Kind, container, entry_of
 from monarch.language.check.names import Names
 from monarch.language.check.report import Reporter
@@ -69,6 +70,11 @@ class Follower(ABC):
         self.report = reporter
         self.frames: dict[int, Frame] = {}
         """The frame in which each function of a program was defined, by id of its node."""
+
+    def refuse(self, code: str, node: ast.expr | ast.stmt, frame: Frame, message: str) -> None:
+        """Report that a program breaks a rule; what stands outside of programs breaks none."""
+        if frame.inside:
+            self.report.add(code, node, message, hint(code, self.report.line_of(node)))
 
     @abstractmethod
     def assign(self, target: ast.expr, value: AbstractValue, frame: Frame) -> None:

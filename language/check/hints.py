@@ -2,123 +2,67 @@
 
 from __future__ import annotations
 
-from monarch.language.check.finding import beside
-
-
-def branch(line: str) -> str:
-    return beside(
-        line,
+_RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
+    "M101": (
         "the value lives on the workers, and this runs once, when the program is traced",
         ("y = torch.where(loss > 0.1, a, b)", "both sides are computed, the workers choose"),
         ("if step(x).item() > 0.1:", "outside the program: waits for the value"),
-    )
-
-
-def read(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M102": (
         "there is no value when the program is traced",
         ("return loss", "give the tensor back"),
         ("step(x).item()", "outside the program: waits for the value"),
-    )
-
-
-def printed(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M103": (
         "there is no value when the program is traced",
         ("print(step(x))", "outside the program: waits for the value"),
-    )
-
-
-def shape(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M104": (
         "how large the result is, only its values say",
         ("torch.where(mask, x, 0.0)", "the same shape whatever the values"),
-    )
-
-
-def reshaped(line: str) -> str:
-    return beside(
-        line,
-        "a distributed tensor keeps its shape",
-        ("x = x.unsqueeze(0)", "a new tensor"),
-    )
-
-
-def plain(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M105": ("a distributed tensor keeps its shape", ("x = x.unsqueeze(0)", "a new tensor")),
+    "M106": (
         "a plain tensor lies in this process, not on the workers",
         ("total = monarch.distribute(total, mesh)", "before the program: its state, updated in place on the workers"),
-    )
-
-
-def placed(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M107": (
         "the tensor's data would be built into the program",
         ("x = monarch.distribute(x, mesh, layout)", "before the program: pass it, or close over it"),
-    )
-
-
-def layout_of_value(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M108": (
         "nothing has been decided when the program is traced",
         ("y = monarch.layout(y, '[@data, -]')", "say what it shall be"),
         ("step(x).sharding", "outside the program"),
-    )
-
-
-def generator(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M109": (
         "random numbers on a mesh come from counters",
         ("torch.manual_seed(0)", "once, before the program; leave generator= out"),
-    )
-
-
-def files(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M110": (
         "tensors have no values while the program is traced",
         ("loss = step(x); monarch.save(model, path)", "between calls of the program"),
-    )
-
-
-def backward(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M113": (
         "no gradients are recorded here",
         ("loss.backward()", "outside of no_grad(), as is what loss is computed from"),
-    )
-
-
-def changing(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M301": (
         "no check can follow it: the program is traced at each call",
         ("def step(x, value):", "pass it: floats are given anew at every call"),
-    )
-
-
-def output(line: str) -> str:
-    return beside(
-        line,
+    ),
+    "M305": (
         "runs when the program is traced, not at every call",
         ("result = step(x); print(result)", "outside: waits for the value"),
-    )
+    ),
+    "M307": ("makes an object and drops it", ("with torch.no_grad():", "for the block below it")),
+}
+"""By rule, why a line is wrong, and the lines that are right, each with what it does."""
 
 
-def no_grad(line: str) -> str:
-    return beside(
-        line,
-        "makes an object and drops it",
-        ("with torch.no_grad():", "for the block below it"),
-    )
-
-
-def annotation(dtypes: str) -> str:
-    return f'a tensor type begins with one of {dtypes}: x: "f32[64@data, 1024]".'
+def hint(code: str, line: str) -> str:
+    """The wrong line above the right ones, each with what it does in a column of its own."""
+    why, *right = _RIGHT[code]
+    rows = [(line, f"wrong: {why}"), *((code, f"right: {what}") for code, what in right)]
+    width = max(len(code) for code, _ in rows) + 2
+    return "\n".join(f"{code:<{width}}# {comment}" for code, comment in rows)

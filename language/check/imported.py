@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, replace
 
-from monarch.language.check import hints
 from monarch.language.check.frames import Arguments, Follower, Frame, result_of
 from monarch.language.check.kinds import (
     CHANGING,
@@ -56,18 +55,13 @@ class ImportedCall:
     arguments: Arguments
     dotted: str
 
-    @property
-    def line(self) -> str:
-        return self.interpreter.report.line_of(self.node)
-
-    def add(self, code: str, message: str, hint: str) -> None:
-        if self.frame.inside:
-            self.interpreter.report.add(code, self.node, message, hint)
+    def refuse(self, code: str, message: str) -> None:
+        self.interpreter.refuse(code, self.node, self.frame, message)
 
     def value(self) -> AbstractValue:
         root = self.dotted.partition(".")[0]
         if self.dotted in FILES:
-            self.add("M110", f"{self.dotted}() inside a program", hints.files(self.line))
+            self.refuse("M110", f"{self.dotted}() inside a program")
             return UNKNOWN
         if root == "monarch":
             return self.of_monarch()
@@ -82,7 +76,7 @@ class ImportedCall:
         if self.dotted in READING_CALLS or (root == "numpy" and self.dotted not in _OF_SHAPES):
             return self.reading()
         if self.dotted in OUTPUTS:
-            self.add("M305", f"{self.dotted} runs when '{self.frame.program}' is traced", hints.output(self.line))
+            self.refuse("M305", f"{self.dotted} runs when '{self.frame.program}' is traced")
             return PYTHON
         if root == "builtins":
             return self.builtin(self.dotted.partition(".")[2])
@@ -105,7 +99,7 @@ class ImportedCall:
         printed(self.interpreter, self.node, AbstractValue(Kind.CONTAINER, items=given.all), self.frame)
         refused = self.interpreter.report.has("M103", self.node)
         if self.dotted == "builtins.print" and not refused:
-            self.add("M305", f"print runs when '{self.frame.program}' is traced", hints.output(self.line))
+            self.refuse("M305", f"print runs when '{self.frame.program}' is traced")
         return PYTHON
 
     def reading(self) -> AbstractValue:
@@ -187,11 +181,11 @@ class ImportedCall:
             return AbstractValue(Kind.MESH)
         if is_monarch(self.dotted, "distribute"):
             if first.kind is Kind.HOST:
-                self.add("M107", "distribute() of a plain tensor inside a program", hints.placed(self.line))
+                self.refuse("M107", "distribute() of a plain tensor inside a program")
             return MADE if self.frame.inside else AbstractValue(Kind.TENSOR, "state")
         if is_monarch(self.dotted, "layout"):
             if first.kind is Kind.HOST:
-                self.add("M107", "layout() of a plain tensor, which lies on no mesh", hints.placed(self.line))
+                self.refuse("M107", "layout() of a plain tensor, which lies on no mesh")
             return MADE if self.frame.inside else AbstractValue(Kind.TENSOR, "state")
         if is_monarch(self.dotted, "module_to_mesh"):
             known = first.kind in (Kind.MODULE, Kind.INSTANCE)
@@ -215,7 +209,7 @@ class ImportedCall:
             return AbstractValue(Kind.MODULE)
         if dotted in ("torch.autograd.grad", "torch.autograd.backward"):
             if given.first().detached:
-                self.add("M113", "gradients are asked for where none are recorded", hints.backward(self.line))
+                self.refuse("M113", "gradients are asked for where none are recorded")
             return AbstractValue(Kind.CONTAINER, each=MADE) if name == "grad" else PYTHON
         if dotted == "torch.utils.checkpoint.checkpoint":
             return self.checkpoint()
@@ -245,7 +239,7 @@ class ImportedCall:
             single = name == "where" and len(given.all) == 1
             classes = name == "one_hot" and len(given.positional) < 2 and "num_classes" not in counted
             if name in VALUE_SHAPES or single or classes:
-                self.add("M104", f"{name}() gives a shape that depends on values", hints.shape(self.line))
+                self.refuse("M104", f"{name}() gives a shape that depends on values")
         if name.endswith("_"):
             written(self.interpreter, self.node, first, self.frame)
         if name in FACTORIES:
@@ -257,8 +251,7 @@ class ImportedCall:
         made = MADE if name in RANDOM and self.frame.inside else result_of(given, self.frame)
         if name in LISTS or name in ("meshgrid", "broadcast_tensors", "unbind"):
             return AbstractValue(Kind.CONTAINER, each=made)
-        boolean = name in _BOOLEAN
-        return replace(made, boolean=boolean)
+        return replace(made, boolean=name in _BOOLEAN)
 
 
 def applied(

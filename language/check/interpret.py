@@ -12,7 +12,7 @@ import builtins
 from collections.abc import Iterable
 from dataclasses import replace
 
-from monarch.language.check import hints, refused
+from monarch.language.check import refused
 from monarch.language.check.expressions import Expressions
 from monarch.language.check.frames import Arguments, Frame
 from monarch.language.check.kinds import (
@@ -186,7 +186,7 @@ class Interpreter(Expressions):
         if isinstance(node.value, ast.Call) and self._is_no_grad(node.value, frame.scope):
             name = ast.unparse(node.value.func)
             if "set_grad_enabled" not in name:
-                self.report.add("M307", node, f"{name}() alone has no effect", hints.no_grad(self.report.line_of(node)))
+                self.refuse("M307", node, frame, f"{name}() alone has no effect")
         self.expression(node.value, frame)
 
     def _return(self, node: ast.Return, frame: Frame) -> None:
@@ -205,7 +205,7 @@ class Interpreter(Expressions):
         operand = self.expression(node.value, frame)
         target = node.target
         if isinstance(target, ast.Name):
-            before = self.name(target.id, frame, target)
+            before = self.name(target.id, frame)
             refused.written(self, node, before, frame)
             frame.env[target.id] = before if before.kind is Kind.TENSOR else self.combined([before, operand])
         else:

@@ -11,7 +11,6 @@ import torch
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.text import parse_layout, parse_type
 from monarch.compiler.types import DTYPES, Layout, MeshSpec, TensorType
-from monarch.language.check import hints
 from monarch.language.check.names import Names, is_monarch
 from monarch.language.check.programs import ProgramDef
 from monarch.language.check.report import Reporter
@@ -108,9 +107,8 @@ class Layouts:
             return text
         if re.fullmatch(r"\w*\s*\[[^\]]*(@|\b\d+\s*,)[^\]]*\].*", text):
             what = f"'{head.strip()}' is no dtype" if head.strip() else "the dtype is missing"
-            self.report.add(
-                "M308", annotation, f"{what}: this annotation is ignored", hints.annotation(", ".join(DTYPES))
-            )
+            hint = f'a tensor type begins with one of {", ".join(DTYPES)}: x: "f32[64@data, 1024]".'
+            self.report.add("M308", annotation, f"{what}: this annotation is ignored", hint)
         return None
 
     def _fits(self, type_: TensorType, meshes: Sequence[MeshSpec] | None, node: ast.expr, name: str) -> None:
@@ -136,8 +134,7 @@ class Layouts:
             layout = keywords.get("layout", call.args[2] if len(call.args) > 2 else None)
             mesh = keywords.get("mesh", call.args[1] if len(call.args) > 1 else None)
             tensor = keywords.get("tensor", call.args[0] if call.args else None)
-            given = [layout, keywords.get("sharding_spec")]
-            for expression in given:
+            for expression in (layout, keywords.get("sharding_spec")):
                 if expression is not None:
                     self.layout(expression, self._mesh_list(mesh, scope), self._shape(tensor, scope))
         elif is_monarch(dotted, "layout"):
@@ -185,16 +182,15 @@ class Layouts:
         layout = self._read(expression)
         if layout is None:
             return
-        known = shape if shape is not None else None
-        if known is None:
+        if shape is None:
             # Without a shape only the names of the mesh dims can be wrong.
             self._known_dims(layout, meshes, expression)
             return
-        if len(known) != layout.ndim:
-            message = f"the layout has {layout.ndim} dims, and the tensor has {len(known)}"
-            self.report.add("M204", expression, message, f"the tensor is {list(known)}: give one entry for each dim.")
+        if len(shape) != layout.ndim:
+            message = f"the layout has {layout.ndim} dims, and the tensor has {len(shape)}"
+            self.report.add("M204", expression, message, f"the tensor is {list(shape)}: give one entry for each dim.")
             return
-        self._fits(TensorType(torch.float32, known, layout), meshes, expression, "the tensor")
+        self._fits(TensorType(torch.float32, shape, layout), meshes, expression, "the tensor")
 
     def _read(self, expression: ast.expr) -> Layout | None:
         if isinstance(expression, ast.Constant) and isinstance(expression.value, str):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from monarch.compiler.errors import LayoutError
 from monarch.compiler.types import DTYPES, MeshSpec
@@ -51,21 +52,22 @@ class Names:
 
     def static(self, scope: Scope, name: str) -> AbstractValue:
         """What a name of a scope may be, after all that is bound to it."""
-        key = (id(scope), name)
-        if key in self._known:
-            return self._known[key]
-        if key in self._open:
+        if name in scope.outer:
             return UNKNOWN
-        self._open.add(key)
-        try:
-            bindings = scope.bindings[name]
-            if name in scope.outer:
+        bound = (binding for binding in scope.bindings[name] if binding.how != "augmented")
+        return self._once((id(scope), name), (partial(self._bound, binding, scope) for binding in bound))
+
+    def _once(self, key: tuple[int, str], found: Iterable[Callable[[], AbstractValue]]) -> AbstractValue:
+        """What a name may be that is one of these, found once; not known while it is being found."""
+        if key not in self._known:
+            if key in self._open:
                 return UNKNOWN
-            value = _any_of([self._bound(binding, scope) for binding in bindings if binding.how != "augmented"])
-        finally:
-            self._open.discard(key)
-        self._known[key] = value
-        return value
+            self._open.add(key)
+            try:
+                self._known[key] = _any_of([find() for find in found])
+            finally:
+                self._open.discard(key)
+        return self._known[key]
 
     def _bound(self, binding: Binding, scope: Scope) -> AbstractValue:
         if binding.how == "import":
@@ -131,24 +133,11 @@ class Names:
 
     def attribute(self, cls: Class, name: str) -> AbstractValue:
         """What `self.name` may be."""
-        key = (id(cls), name)
-        if key in self._known:
-            return self._known[key]
-        if key in self._open:
-            return UNKNOWN
-        self._open.add(key)
-        try:
-            found = [
-                self.evaluate(value, scope)
-                for base in self.bases(cls)
-                for value, scope in base.attributes.get(name, [])
-            ]
-            found += [self.static(base.scope, name) for base in self.bases(cls) if name in base.scope.bindings]
-            value = _any_of(found)
-        finally:
-            self._open.discard(key)
-        self._known[key] = value
-        return value
+        bases = list(self.bases(cls))
+        given = [each for base in bases for each in base.attributes.get(name, ())]
+        found = [partial(self.evaluate, value, scope) for value, scope in given]
+        found += [partial(self.static, base.scope, name) for base in bases if name in base.scope.bindings]
+        return self._once((id(cls), name), found)
 
     def is_self(self, parameter: ast.arg, function: Function) -> bool:
         positional = (*function.node.args.posonlyargs, *function.node.args.args)

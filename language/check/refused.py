@@ -4,43 +4,28 @@ from __future__ import annotations
 
 import ast
 
-from monarch.language.check import hints
 from monarch.language.check.frames import Arguments, Follower, Frame
 from monarch.language.check.kinds import UNKNOWN, AbstractValue, Kind
 
 
 def read(interpreter: Follower, node: ast.expr, frame: Frame, what: str = "") -> None:
-    if frame.inside:
-        because = f": {what}" if what else ""
-        interpreter.report.add(
-            "M102",
-            node,
-            f"'{frame.program}' cannot read a tensor's value into Python{because}",
-            hints.read(interpreter.report.line_of(node)),
-        )
+    because = f": {what}" if what else ""
+    interpreter.refuse("M102", node, frame, f"'{frame.program}' cannot read a tensor's value into Python{because}")
 
 
 def printed(interpreter: Follower, node: ast.expr, values: AbstractValue, frame: Frame) -> None:
     """Values that are made into text."""
     given = values.items if values.items is not None else (values,)
-    if frame.inside and any(value.kind is Kind.TENSOR for value in given):
-        interpreter.report.add(
-            "M103",
-            node,
-            f"'{frame.program}' cannot print a tensor's value",
-            hints.printed(interpreter.report.line_of(node)),
-        )
+    if any(value.kind is Kind.TENSOR for value in given):
+        interpreter.refuse("M103", node, frame, f"'{frame.program}' cannot print a tensor's value")
 
 
 def written(interpreter: Follower, node: ast.expr | ast.stmt, value: AbstractValue, frame: Frame) -> None:
     """A tensor is changed in place."""
-    if not frame.inside:
-        return
-    line = interpreter.report.line_of(node)
     if value.kind is Kind.TENSOR and value.origin == "argument" and _method(node) in _RESHAPING:
-        interpreter.report.add("M105", node, "an argument's shape is changed in place", hints.reshaped(line))
+        interpreter.refuse("M105", node, frame, "an argument's shape is changed in place")
     elif value.kind is Kind.HOST:
-        interpreter.report.add("M106", node, "a plain tensor is changed in place in a program", hints.plain(line))
+        interpreter.refuse("M106", node, frame, "a plain tensor is changed in place in a program")
 
 
 _RESHAPING = frozenset("unsqueeze_ squeeze_ t_ transpose_ swapaxes_ swapdims_ resize_ resize_as_".split())
@@ -51,33 +36,19 @@ def _method(node: ast.expr | ast.stmt) -> str:
 
 
 def changing(interpreter: Follower, node: ast.expr, dotted: str, frame: Frame) -> None:
-    if frame.inside:
-        name = dotted.removeprefix("builtins.")
-        interpreter.report.add(
-            "M301", node, f"{name} gives another value at every call", hints.changing(interpreter.report.line_of(node))
-        )
+    interpreter.refuse("M301", node, frame, f"{dotted.removeprefix('builtins.')} gives another value at every call")
 
 
 def indexed(interpreter: Follower, node: ast.Subscript, index: AbstractValue, frame: Frame) -> None:
     """Selecting by a mask gives as many entries as are true."""
     parts = index.items if index.items is not None else (index,)
-    if frame.inside and any(part.kind is Kind.TENSOR and part.boolean for part in parts):
-        interpreter.report.add(
-            "M104",
-            node,
-            "selecting by a mask gives a shape that depends on values",
-            hints.shape(interpreter.report.line_of(node)),
-        )
+    if any(part.kind is Kind.TENSOR and part.boolean for part in parts):
+        interpreter.refuse("M104", node, frame, "selecting by a mask gives a shape that depends on values")
 
 
 def generator_given(interpreter: Follower, node: ast.Call, arguments: Arguments, frame: Frame) -> None:
-    if frame.inside and arguments.keywords.get("generator", UNKNOWN).kind is Kind.GENERATOR:
-        interpreter.report.add(
-            "M109",
-            node,
-            "a torch.Generator cannot draw a program's random numbers",
-            hints.generator(interpreter.report.line_of(node)),
-        )
+    if arguments.keywords.get("generator", UNKNOWN).kind is Kind.GENERATOR:
+        interpreter.refuse("M109", node, frame, "a torch.Generator cannot draw a program's random numbers")
 
 
 def compares(value: AbstractValue, other: AbstractValue, node: ast.expr, place: ast.expr) -> bool:

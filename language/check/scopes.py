@@ -110,16 +110,11 @@ class File:
             return ""
         home = scope.home(expression.id)
         if home is None:
-            return _builtin(expression.id, parts)
+            return ".".join(["builtins", expression.id, *reversed(parts)])
         imported = {binding.dotted for binding in home.bindings[expression.id]}
         if len(imported) != 1 or not (root := imported.pop()):
             return ""
         return ".".join([root, *reversed(parts)])
-
-
-def _builtin(name: str, parts: list[str]) -> str:
-    """A name that nothing in the file binds is Python's own."""
-    return ".".join(["builtins", name, *reversed(parts)])
 
 
 class _Builder:
