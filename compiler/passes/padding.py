@@ -282,7 +282,7 @@ class _Pad:
             return call.replace(num_weights=call.result[0])
         if packet is aten.convolution_backward and call.get("bias_sizes") is not None and results[2] is not None:
             return call.replace(bias_sizes=list(results[2]))
-        if packet in (aten.embedding, aten.gather, aten.scatter, aten.mean):
+        if packet in (aten.embedding, aten.gather, aten.scatter, aten.mean) or node.target is ops.sample:
             return call.unchanged()
         for factor in sizes:
             placed = tuple(_place(rule, factor, dims) for dims in rule.operands)

@@ -156,7 +156,8 @@ class _Method:
             return PYTHON
         if name in PYTHON_METHODS:
             return PYTHON
-        if name in VALUE_SHAPES and on_mesh:
+        shaping = given.first() if name == "masked_select" else holder
+        if name in VALUE_SHAPES and shaping.kind is Kind.TENSOR:
             self.refuse("M104", f"{name}() gives a shape that depends on values")
         if name in SHAPE_TAKERS:
             sizes(self.interpreter, self.node, given, self.frame)

@@ -234,7 +234,8 @@ class ImportedCall:
         alpha_given(self.interpreter, self.node, given, self.frame)
         generator_given(self.interpreter, self.node, given, self.frame)
         first = given.first()
-        if first.kind is Kind.TENSOR:
+        shaping = given.all[1:2] if name == "masked_select" else (first,)
+        if any(value.kind is Kind.TENSOR for value in shaping):
             counted = {keyword.arg for keyword in self.node.keywords}
             single = name == "where" and len(given.all) == 1
             classes = name == "one_hot" and len(given.positional) < 2 and "num_classes" not in counted

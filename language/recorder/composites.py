@@ -164,15 +164,27 @@ def _embedding_bag(
     if per_sample_weights is not None:
         rows = rows * per_sample_weights.unsqueeze(-1)
     if mode == 2:
-        rows = rows.masked_fill((kept == 0).unsqueeze(-1), -torch.inf)
-        into = rows.new_full((count, width), -torch.inf)
-        most = into.scatter_reduce(0, bag.unsqueeze(-1).expand_as(rows), rows, "amax")
-        bags = torch.where(most == -torch.inf, 0, most)
+        place = _largest_of_bags(rows.detach(), bag, kept > 0, count)
+        bags = torch.cat([rows, rows.new_zeros(1, width)]).gather(0, place)
     else:
         bags = rows.new_zeros(count, width).index_add(0, bag, rows * kept.unsqueeze(-1))
         if mode == 1:
             bags = bags / kept.new_zeros(count).index_add(0, bag, kept).clamp(min=1).unsqueeze(-1)
     return bags, bag, offsets, offsets
+
+
+def _largest_of_bags(rows: torch.Tensor, bag: torch.Tensor, kept: torch.Tensor, count: int) -> torch.Tensor:
+    """For each bag and column the first row of the largest number there, or the number of rows where a bag has none.
+    PyTorch goes through a bag's rows for a number that is larger than what it has: a NaN stays where it comes first,
+    and is passed over elsewhere."""
+    at = torch.arange(rows.shape[0]).unsqueeze(-1).expand_as(rows)
+    bag, kept = bag.unsqueeze(-1).expand_as(rows), kept.unsqueeze(-1)
+    none = at.new_full((count, rows.shape[1]), rows.shape[0])
+    first = none.scatter_reduce(0, bag, torch.where(kept, at, rows.shape[0]), "amin").gather(0, bag) == at
+    rows = torch.where(first & rows.isnan(), torch.inf, rows).masked_fill(~kept | rows.isnan() & ~first, -torch.inf)
+    most = rows.new_full(none.shape, -torch.inf).scatter_reduce(0, bag, rows, "amax").gather(0, bag)
+    # Behind a NaN that comes first nothing is found, also no infinity.
+    return none.scatter_reduce(0, bag, torch.where(kept & (rows == most), at, rows.shape[0]), "amin")
 
 
 @composite(aten.embedding_bag.default)

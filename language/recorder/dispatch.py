@@ -444,9 +444,8 @@ _WAYS_OUT: dict[Any, str] = {
         "y.diff() != 0]);",
     ),
     aten.nonzero: "count with torch.count_nonzero(x), or keep the shape: torch.where(mask, x, other), x * mask;",
-    aten.masked_select: "keep the shape: torch.where(mask, x, other), x * mask; torch.combinations(x) is "
-    "torch.stack([x[i], x[j]], 1) of i, j = torch.triu_indices(n, n, 1); F.ctc_loss takes rows that are padded at "
-    "their ends, torch.where(mask, labels, 0), with lengths that are tuples of numbers, and gives the same;",
+    aten.masked_select: "keep the shape: torch.where(mask, x, other), x * mask; F.ctc_loss takes rows that are padded "
+    "at their ends, torch.where(mask, labels, 0), with lengths that are tuples of numbers, and gives the same;",
     aten.repeat_interleave: "say how many there are: x.repeat_interleave(repeats, dim, output_size=n);",
 }
 """What to write in place of ops whose results' shapes depend on values."""
@@ -472,6 +471,8 @@ def _data_dependent(
             source=user_source(),
         )
         raise refuse(masked) from error
+    if func is aten.masked_select.default and not isinstance(known := _known(recording, args[1]), DistributedTensor):
+        return _select_by(args[0], known)
     whole = [_known(recording, arg) for arg in args]
     if not any(True for _ in _distributed(whole)):
         with outside_programs():
@@ -502,6 +503,14 @@ def _places(recording: Recording, indices: Any) -> list[Any]:
         else:
             found.append(index)
     return found
+
+
+def _select_by(x: DistributedTensor, mask: torch.Tensor) -> Any:
+    """`x.masked_select(mask)` of a mask that is known while the program is traced."""
+    wide = x.expand(torch.broadcast_shapes(x.shape, mask.shape) or (1,))
+    with outside_programs():
+        places = mask.expand([int(size) for size in wide.shape]).nonzero(as_tuple=True)
+    return record(aten.index.Tensor, (wide, list(places)), {})
 
 
 def _is_mask(index: Any) -> bool:

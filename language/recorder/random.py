@@ -26,6 +26,7 @@ from monarch.language.errors import OperatorError
 from monarch.language.recorder.checkpoints import checkpoint_part, drawn_along
 from monarch.language.recorder.dispatch import mesh_now
 from monarch.language.recorder.recording import Recording, outside_programs, recording_for
+from monarch.language.recorder.refused_writes import reshaped_in_place
 from monarch.language.recorder.validation import check
 from monarch.language.recorder.varying import (
     active_dims,
@@ -257,8 +258,17 @@ def _integers(shape: Any, low: int, high: int, dtype: torch.dtype, like: Distrib
         raise OperatorError(
             f"random_ expects 'from' to be less than 'to', but got from={low} >= to={high}", source=user_source()
         )
-    bits = _draw("bits", shape, torch.int64, like)
-    return (bits.remainder(high - low) + low).to(dtype)
+    bits: torch.Tensor = _draw("bits", shape, torch.int64, like)  # 62 bits
+    span = high - low
+    if span > 2**62:  # of 64, which are negative where they mean 2**63 and more; what is added wraps around
+        bits = (bits << 2) ^ (_draw("bits", shape, torch.int64, like) & 3)
+        if span < 2**63:
+            bits = (bits & (2**63 - 1)).remainder(span)
+        elif span < 2**64:
+            above = (bits ^ -(2**63)) >= span - 2**63
+            bits = torch.where(above, bits - (span - 2**63) - 2**62 - 2**62, bits)
+        return (bits + low).to(dtype)
+    return (bits.remainder(span) + low).to(dtype)
 
 
 def _randint(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -314,7 +324,7 @@ def _multinomial(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     x = args[0]
     count, replacement = (_argument(func, args, kwargs, name) for name in ("num_samples", "replacement"))
     try:
-        run_fake(func, [x._ref.fake, count, bool(replacement)], {})
+        run_fake(aten.multinomial.default, [x._ref.fake, count, bool(replacement)], {})
     except RuntimeError as error:  # wrong shapes and counts
         raise OperatorError(str(error).strip(), source=user_source()) from error
     x = check(x, (x >= 0) & (x < math.inf), "probability tensor contains either `inf`, `nan` or element < 0")
@@ -430,12 +440,30 @@ def _random(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
     low, high = get("from") or 0, get("to")
     if high is None:
         dtype = target.dtype
-        high = 2 ** round(-math.log2(torch.finfo(dtype).eps)) + 1 if dtype.is_floating_point else torch.iinfo(dtype).max
-    return _integers(target.shape, low, min(high, 2**62), torch.int64, target)
+        if dtype.is_floating_point:  # all that it has exactly, from 0 on
+            high = round(2 / torch.finfo(dtype).eps) + 1
+        else:
+            high = 2 if dtype is torch.bool else torch.iinfo(dtype).max + 1
+    return _integers(target.shape, low, high, torch.int64, target)
 
 
 def _bernoulli_fill(target: DistributedTensor, get: Callable[[str], Any]) -> Any:
     return _coin(target, get("p"))
+
+
+def _or_into_out(handler: Any) -> Any:
+    """A handler of calls that may say where their result goes: `torch.normal(mean, std, out=x)`."""
+
+    def handle(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        out = kwargs.get("out")
+        if out is None:
+            return handler(func, args, kwargs)
+        made = handler(func, args, {**kwargs, "out": None, "dtype": out.dtype})
+        if made.shape != out.shape:
+            raise reshaped_in_place(func)
+        return out.copy_(made)
+
+    return handle
 
 
 for _op, _handler in {
@@ -465,6 +493,6 @@ for _op, _handler in {
     aten.random_: _fill(_random),
     aten.bernoulli_: _fill(_bernoulli_fill),
 }.items():
-    record(_op).record = _handler
+    record(_op).record = _or_into_out(_handler)
 
 __all__ = ["manual_seed", "next_seed"]

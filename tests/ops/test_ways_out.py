@@ -20,11 +20,6 @@ N = torch.tensor([1, 0, 2, 1])
 MATRIX = torch.tensor([[2.0, 1.0], [1.0, 3.0], [0.5, 1.0], [1.0, 1.0]])
 
 
-def _pairs(x: torch.Tensor) -> torch.Tensor:
-    first, second = torch.triu_indices(4, 4, 1)
-    return torch.stack([x[first], x[second]], 1)
-
-
 def _distinct(x: torch.Tensor) -> torch.Tensor:
     y = x.sort()[0]
     return (y * torch.cat([torch.ones(1, dtype=torch.bool), y.diff() != 0])).sum()
@@ -61,12 +56,6 @@ CASES: dict[str, Case] = {
         "(a == b).all()",
         lambda x, y: x * (x == y).all(),
         [X, Y],
-    ),
-    "combinations": (
-        lambda x: torch.combinations(x),
-        "torch.stack([x[i], x[j]], 1) of i, j = torch.triu_indices(n, n, 1)",
-        _pairs,
-        [X],
     ),
     "masked_select": (
         lambda x, y: torch.masked_select(x, x < y).sum(),

@@ -138,6 +138,8 @@ def compiled(graph: Graph, options: CompileOptions, by_few: bool) -> tuple[objec
         except MonarchError as error:
             return type(error).__name__, str(error)
         costs = {name: value for name, value in plan.costs.items() if name != "seconds"}
+        if again := costs.get("recomputed"):  # values with their names, which are others
+            costs["recomputed"] = {**again, "values": [size for _, size, *_ in again["values"]]}
         return plan.hash, costs, without_names(plan.graph)
 
 

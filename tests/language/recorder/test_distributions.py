@@ -152,6 +152,17 @@ def test_samplers_have_the_moments_of_their_distribution(kind: str, rate: float,
         assert abs((drawn == int(mean)).double().mean() - probability) < 0.02
 
 
+def test_samples_of_rows_that_the_mesh_does_not_divide_are_those_of_any_mesh(mesh: Mesh) -> None:
+    rates = torch.arange(1.0, 6).expand(3, 5)
+    draw = lambda x: (torch.poisson(x), torch.binomial(x, x / 6), torch._standard_gamma(x))  # noqa: E731
+    found = []
+    for layout in ("[-, -]", "[@data, -]", "[-, @data]"):
+        with partitioned_mesh(data=4) as parts:
+            torch.manual_seed(2)
+            found.append([x.full_tensor() for x in monarch.program(draw)(monarch.distribute(rates, parts, layout))])
+    assert all(torch.equal(*pair) for other in found[1:] for pair in zip(found[0], other, strict=True))
+
+
 @pytest.mark.parametrize("replacement", [False, True])
 def test_multinomial_draws_in_proportion_and_never_what_has_none(replacement: bool, mesh: Mesh) -> None:
     weights = torch.tensor([0.0, 1.0, 3.0, 0.0, 4.0, 0.0])

@@ -28,6 +28,27 @@ def test_a_branch_on_a_mask_that_the_program_makes(mesh: Mesh) -> None:
     assert torch.equal(monarch.program(step)(x).full_tensor(), plain(torch.ones(4, 4)))
 
 
+def test_entries_are_selected_by_a_mask_that_is_known(mesh: Mesh) -> None:
+    rows = torch.tensor([True, False, True, True])
+
+    def select(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        x = x.detach().requires_grad_()
+        found = (
+            x.masked_select(rows[:, None]),
+            x[0, :1].masked_select(rows),
+            torch.combinations(x[:, 0]),
+            x[0, 0].masked_select(torch.arange(1)[0] == 0),
+        )
+        return *found, *torch.autograd.grad(sum(y.square().sum() for y in found), x)
+
+    x = torch.arange(12.0).view(4, 3)
+    program = monarch.program(mesh=mesh)(select)
+    for row in (1, 0):
+        for got, want in zip(program(x), select(x), strict=True):
+            assert torch.equal(got.full_tensor(), want)
+        rows[row] ^= True  # noticed: what was computed from it is built in
+
+
 def test_what_depends_on_an_argument_is_not_known(mesh: Mesh) -> None:
     x = monarch.distribute(torch.ones(4), mesh)
 

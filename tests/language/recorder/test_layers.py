@@ -105,6 +105,23 @@ def test_bags_of_embeddings(mode: str, mesh: Mesh) -> None:
     check(mesh, lambda: nn.EmbeddingBag(10, 4, mode=mode), lambda m, i: m(i.flatten(), offsets), TOKENS)
 
 
+def test_the_largest_of_a_bag_is_the_first_that_is_and_passes_a_nan_by(mesh: Mesh) -> None:
+    """As PyTorch has it, and so goes its gradient."""
+    nan, inf = torch.nan, torch.inf
+    table = torch.tensor([[1.0, nan, -inf], [1.0, 2.0, -inf], [nan, inf, nan], [0.5, 2.0, inf]])
+
+    def run(i: torch.Tensor, table: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        table = table.detach().requires_grad_()
+        bags = F.embedding_bag(i, table, torch.tensor([0, 3, 5, 5]), mode="max", padding_idx=3)
+        return bags, *torch.autograd.grad(bags, table, torch.arange(1.0, 13).view(4, 3))
+
+    program = monarch.program(run)
+    for i in ([1, 0, 2, 2, 1, 3, 3], [0, 1, 2, 3, 3, 1, 0], [3, 1, 3, 0, 2, 1, 1]):
+        index, placed = torch.tensor(i), monarch.distribute(table, mesh, "[@data, -]")
+        for got, want in zip(program(index, placed), run(index, table), strict=True):
+            torch.testing.assert_close(got.full_tensor(), want, equal_nan=True)
+
+
 def test_bags_whose_gradients_go_by_frequency(mesh: Mesh) -> None:
     """PyTorch's gradient on CPUs divides by the counts of other rows: the advice gives one that does not."""
     table = torch.randn(10, 4)

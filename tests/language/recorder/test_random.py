@@ -11,6 +11,7 @@ import torch.nn.functional as F
 import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh
+from monarch.language.errors import OperatorError
 from tests.language.partitioned import partitioned_mesh
 
 
@@ -76,6 +77,56 @@ def test_a_program_that_seeds_for_a_while_draws_the_same_at_each_call(mesh: Mesh
     assert equal(one, two) == [True, True, True, False, False]
     assert torch.equal(one[0], one[2])
     assert len({tuple(value.tolist()) for value in one}) == 4
+
+
+OUT: dict[str, tuple[Any, torch.dtype]] = {
+    "normal": (lambda x, out: torch.normal(x, x / 8, out=out), torch.float64),
+    "normal of numbers": (lambda x, out: torch.normal(4.0, 0.5, x.shape, out=out), torch.float16),
+    "bernoulli": (lambda x, out: torch.bernoulli(x / 8, out=out), torch.int64),
+    "rand": (lambda x, out: torch.rand(*x.shape, out=out), torch.float64),
+    "randint": (lambda x, out: torch.randint(3, 9, x.shape, out=out), torch.int32),
+    "multinomial": (lambda x, out: torch.multinomial(x, 30, True, out=out), torch.int64),
+}
+
+
+@pytest.mark.parametrize("name", OUT)
+def test_a_draw_goes_where_out_says(name: str, mesh: Mesh) -> None:
+    draw, dtype = OUT[name]
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        out = torch.full((40, 30), 99, dtype=dtype)
+        draw(x, out)
+        return out
+
+    x = torch.full((40, 30), 4.0)
+    got, want = monarch.program(mesh=mesh)(run)(x).full_tensor(), run(x)
+    assert got.dtype == want.dtype
+    assert abs(got.double().mean() - want.double().mean()) < 0.3 * want.double().std()
+    with pytest.raises(OperatorError, match="shape in place"):
+        monarch.program(mesh=mesh)(lambda x: draw(x, torch.empty(7, dtype=dtype)))(x)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "numbers"),
+    [
+        (torch.int64, (-(2**62), 2**62 + 2**61)),
+        (torch.int64, (-(2**63), None)),
+        (torch.int64, (-(2**63), 2**62)),
+        (torch.int64, ()),
+        (torch.uint8, ()),
+        (torch.bool, ()),
+        (torch.float32, ()),
+        (torch.float16, (-3, None)),
+    ],
+)
+def test_whole_numbers_are_drawn_from_all_of_their_range(
+    dtype: torch.dtype, numbers: tuple[Any, ...], mesh: Mesh
+) -> None:
+    run = lambda: torch.empty(4000, dtype=dtype).random_(*numbers)  # noqa: E731
+    got, want = (x.to(torch.float64) for x in (monarch.program(mesh=mesh)(run)().full_tensor(), run()))
+    for one, other in ((got.mean(), want.mean()), (got.min(), want.min()), (got.max(), want.max())):
+        assert abs(one - other) <= 0.05 * (want.max() - want.min())
+    assert got.max() <= (numbers[1] if len(numbers) > 1 and numbers[1] else float(2**63))
 
 
 def test_a_program_that_leaves_the_generator_seeded_is_refused(mesh: Mesh) -> None:
