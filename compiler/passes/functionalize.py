@@ -477,8 +477,8 @@ def functionalize(
     aliases: dict[str, str] = {}
     for label, node in finals.items():
         initial = walk._initial.get(updates[label])
-        if node is initial and label not in shared:
-            continue
+        if node is initial and node.meta["kind"] == "state" and label not in shared:
+            continue  # a constant that the program leaves in Python is no state yet
         small = tensor_type(node).ndim == 0
         twin = next((known for known, other in new.items() if other is node), None) if small else None
         if twin is not None:

@@ -8,13 +8,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from torch.utils import _pytree as pytree
+
 from monarch.language.programs.classify import OPAQUE, kind_of
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.guards import Guards
-from monarch.language.programs.held import Contents, Held, same_entries
+from monarch.language.programs.held import MISSING, Contents, Held, same_entries
 from monarch.language.programs.nodes import Path
 from monarch.language.programs.settings import Set, Setting
 from monarch.language.programs.snapshot import Snapshot
+from monarch.language.tensors.tensor import DistributedTensor
+
+_NOTES = ("_opt_called", ".__dynamo_disable")
+"""What PyTorch notes: that an optimizer's step was taken, for a warning, and what is not to be compiled."""
 
 
 @dataclass(eq=False)
@@ -33,6 +39,10 @@ class SeenObjects:
             mine is theirs or (mine is not None and theirs is not None and same_entries(mine, theirs))
             for mine, theirs in zip(self.now.values(), other.now.values(), strict=True)
         )
+
+
+def _is_of_region(value: Any) -> bool:
+    return isinstance(value, DistributedTensor) and bool(getattr(value._ref.cell.recording, "inside", ""))
 
 
 class Repeatable:
@@ -56,6 +66,29 @@ class Repeatable:
             return None
         now = {ident: held.changed() for ident, held in met.items()} | {i: held.before for i, held in made.items()}
         return SeenObjects([*met.values(), *made.values()], now, len(self._entered.codes))
+
+    def changes(self) -> dict[int, Contents | None]:
+        """What has changed by now of each object that the program has met."""
+        return {ident: held.changed() for ident, held in self._snapshot.held.items()}
+
+    def bound_since(self, before: dict[int, Contents | None]) -> str | None:
+        """A name or key under which Python holds something else than it did then, if there is one: but for tensors that
+        a branch or a loop has made, of which there is more to say."""
+        for ident, held in self._snapshot.held.items():
+            now, was = held.changed(), before.get(ident)
+            if now is None and was is None:
+                continue
+            now, was = now or held.before, was or held.before
+            if same_entries(now, was):
+                continue
+            values, old = dict(zip(*now, strict=True)), dict(zip(*was, strict=True))
+            for key in {**old, **values}:
+                value = values.get(key, MISSING)
+                if value is old.get(key, MISSING) or key in _NOTES:
+                    continue
+                if not any(map(_is_of_region, pytree.tree_leaves(value))):
+                    return key if isinstance(key, str) else f"{type(held.holder).__name__}[{key!r:.40}]"
+        return None
 
     def read(self, what: str, read: Callable[[], str]) -> str:
         """What `read` gives, which each call of the program compares: what code reads in it is not looked at."""

@@ -96,7 +96,7 @@ def _literal(recording: Recording, tensor: torch.Tensor) -> DistributedTensor:
             aten.full.default, (list(tensor.shape), value), {"dtype": tensor.dtype}, recording.mesh
         )
         return made
-    return recording.constant(tensor)
+    return recording.constant(tensor, own=True)
 
 
 @contextmanager

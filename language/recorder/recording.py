@@ -212,9 +212,10 @@ class Recording:
         self.input_cells.add(id(cell))
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
 
-    def constant(self, tensor: torch.Tensor) -> DistributedTensor:
+    def constant(self, tensor: torch.Tensor, own: bool = False) -> DistributedTensor:
         """A plain tensor that meets distributed ones: replicated. A meta tensor, which has no data, is made of zeros by
-        the workers."""
+        the workers. One that is the program's `own`, which has numbers of it, is a tensor that it has made, as the
+        results of its ops are: it may leave it in Python."""
         known = self.constants.get(id(tensor))
         if known is not None and (known[1] is None or same_content(known[1], tensor)):
             return known[2]
@@ -229,10 +230,14 @@ class Recording:
             type_ = TensorType(value.dtype, value.shape)
             kept = tensor.detach().clone().resolve_conj().resolve_neg()
             self.note_large(tensor, kept)
-            self.tape.inputs.append(Input(value, "constant", f"c{len(self.constants)}", type_, None, kept))
+            label = f"c{sum(entry.kind == 'constant' for entry in self.tape.inputs)}"
+            self.tape.inputs.append(Input(value, "constant", label, type_, None, kept))
             cell = Cell(self.mesh, type_)
             cell.recording = self
             made = DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
+            if own:
+                self.made.append((weakref.ref(cell), value))
+                return made
         self.constants[id(tensor)] = (tensor, kept, made)
         return made
 

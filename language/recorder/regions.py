@@ -42,7 +42,7 @@ class RegionRecording(Recording):
     def __init__(self, outer: Recording, inside: str) -> None:
         super().__init__(outer.mesh, True, outer.symbols)
         self.outer = outer
-        self.inside, self.dtype = inside, outer.dtype
+        self.inside, self.dtype, self.repeatable = inside, outer.dtype, outer.repeatable
         self.tape.values = outer.tape.values  # so that no value of it is taken for one of the program's
         self.scalars, self.guards, self.plain = outer.scalars, outer.guards, outer.plain
         self.input_cells = set(outer.input_cells)
@@ -109,8 +109,8 @@ class RegionRecording(Recording):
                 source=user_source(),
             )
 
-    def constant(self, tensor: torch.Tensor) -> DistributedTensor:
-        return self.outer.constant(tensor)
+    def constant(self, tensor: torch.Tensor, own: bool = False) -> DistributedTensor:
+        return self.outer.constant(tensor, own)
 
     def given(self, like: torch.Tensor, requires_grad: bool = False) -> DistributedTensor:
         """An input that stands for no one value of the program."""
@@ -283,6 +283,8 @@ def trace_region(
         )
     region = RegionRecording(outer, inside)
     outer.regions.append(region)
+    python = region.repeatable
+    held = None if python is None else python.changes()
     with recording_to(region):
         given, arguments = args(region)
         index = region.given(torch.empty((), dtype=torch.int64, device="meta"))
@@ -316,6 +318,13 @@ def trace_region(
                 source=user_source(),
             )
     region.check_kept(made.results)
+    changed = None if python is None else python.bound_since(held)
+    if changed is not None:
+        raise ProgramError(
+            f"{inside} changes '{changed}' in Python, whichever way the workers go, and however often",
+            hint="return a tensor that says it, such as a count: n = n + 1; or change it outside of the function.",
+            source=user_source(),
+        )
     return made
 
 

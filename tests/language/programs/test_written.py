@@ -3,6 +3,7 @@ what it returns or keeps of them is that very tensor, or a view of it."""
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh, distribute, program
+from tests.language.alike import assert_alike
+from tests.language.partitioned import partitioned_mesh
 
 Decorate = Callable[[Callable[..., Any]], Any]
 Place = Callable[[torch.Tensor], torch.Tensor]
@@ -300,6 +303,30 @@ def test_a_result_that_what_the_program_makes_holds_too_is_one_tensor(mesh: Mesh
 
 
 @pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+def test_a_tensor_of_numbers_that_a_program_leaves_in_python_has_its_value(mesh: Mesh) -> None:
+    @functools.lru_cache(None)
+    def table(size: int) -> torch.Tensor:
+        return torch.tensor([0.5**i for i in range(size)])
+
+    def case(w: dict[str, Any]) -> Any:
+        held: dict[Any, Any] = {}
+
+        def step(x: torch.Tensor) -> Any:
+            if "scale" not in held:
+                held["scale"] = torch.tensor([1.0, 2.0, 3.0, 4.0])
+            held["last"] = torch.tensor([[1, 2], [3, 4]])
+            held["view"] = held["last"][0]
+            held["last"] += 1
+            return x * held["scale"] * table(4)
+
+        return step, lambda call: held.pop("scale") if call == 3 else None
+
+    assert_alike(case, mesh)
+    table.cache_clear()
+    with partitioned_mesh(True, data=2) as of_plans:
+        assert_alike(case, of_plans, calls=3)
+
+
 def test_a_result_that_is_a_constant_has_its_value_where_the_program_makes_what_none_can_make_anew(mesh: Mesh) -> None:
     made: list[Any] = []
 

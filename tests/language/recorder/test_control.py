@@ -298,6 +298,27 @@ def test_a_plain_tensor_from_outside_has_its_gradient() -> None:
                 torch.testing.assert_close(ours.full_tensor(), theirs)
 
 
+@pytest.mark.parametrize("kind", ["cond", "while_loop", "scan"])
+def test_a_change_in_python_within_a_branch_or_a_loop_is_refused(kind: str) -> None:
+    layer = nn.Linear(2, 2)
+    layer.calls = 0  # type: ignore[assignment]
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        layer.calls += 1  # type: ignore[operator]
+        return x * 2
+
+    def step(x: torch.Tensor) -> Any:
+        if kind == "cond":
+            return monarch.cond(x.sum() > 0, lambda: counted(x), lambda: x)
+        if kind == "scan":
+            return monarch.scan(lambda h, row: (counted(h) + row, None), x[0], x)[0]
+        return monarch.while_loop(lambda n, x: n < 3, lambda n, x: (n + 1, counted(x)), (torch.tensor(0), x))
+
+    with dense_mesh() as mesh, pytest.raises(ProgramError, match=f"_fn of {kind} changes 'calls' in Python"):
+        monarch.program(step, mesh=mesh)(torch.ones(2, 2))
+    assert layer.calls == 0
+
+
 def test_a_checkpoint_within_reads_what_is_outside_and_none_stands_around_it() -> None:
     def kept(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         made: torch.Tensor = checkpoint(lambda x: (x @ w).tanh(), x, use_reentrant=False)
