@@ -7,9 +7,9 @@ the workers are too far behind.
 from __future__ import annotations
 
 import pickle
-import struct
 import time
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -172,7 +172,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             if inline or not lent:
                 parts = [b"".join(parts)]
             if inline:
-                step.again = Replay(blocks.head(id, wire.INLINE, piece) + parts[0], makes=(id,))
+                step.again = Replay(blocks.head(id, wire.INLINE, piece) + parts[0], puts=(id,))
             else:
                 step.again = Replay(partial(blocks.head, id, piece=piece), parts, (id,))
             step.placed = alone
@@ -248,25 +248,18 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                     f"plan '{record.name}' takes {len(record.dtypes)} arguments, and {len(arguments)} were given"
                 )
             values: list[Any] = []
-            held = []  # temporary handles, which live until the command is written
-            for at, (argument, dtype) in enumerate(zip(arguments, record.dtypes, strict=True)):
-                if dtype is not None:
-                    values.append(self._number_for(record, at, argument, dtype))
-                elif type(argument) is RemoteTensor:
-                    if (
-                        argument.owner is not on
-                        or argument.taken_by is not None
-                        or argument.type is not record.input_types[at]
-                    ):
-                        self._refuse(record, at, argument, self._part_of(record, at, part))
+            held: list[RemoteTensor] = []  # temporary handles, which live until the command is written
+            types = record.handle_types
+            for at, argument in enumerate(arguments):
+                if (
+                    type(argument) is RemoteTensor
+                    and argument.type is types[at]
+                    and argument.owner is on
+                    and argument.taken_by is None
+                ):
                     values.append(argument.id)
-                elif isinstance(argument, torch.Tensor):
-                    what = f"argument {at} of plan '{record.name}'"
-                    where = self._part_of(record, at, part)
-                    held.append(self._put(argument, record.input_types[at], where, what))
-                    values.append(held[-1].id)
                 else:
-                    self._refuse(record, at, argument, self._part_of(record, at, part))
+                    values.append(self._number_for(record, at, argument, part, held))
             if self._unloaded or len(self._freed) > wire.FREE_AT_ONCE:
                 self._flush_freed()
             state = self.state
@@ -291,17 +284,19 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 made[at].copied = place + small.offset, small
             if bind is not None:
                 step.bind = partial(bind, made)
-            freed = self._next_freed() if self._freed else ()
+            freed = self._next_freed() if self._freed else []
             released: list[RemoteTensor] = []
             if release:
                 left = wire.FREE_AT_ONCE - len(freed)
-                released += [each for each in release if type(each) is RemoteTensor][:left]
-            number = len(freed) + len(released)
-            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, number, *values)
-            if number:
-                body += struct.pack(f"={number}q", *freed, *[each.id for each in released])
-            step.again = Replay(body, (), range(base, base + len(made)), plan, record)
-            self._give(step)
+                released = [each for each in release if type(each) is RemoteTensor][:left]
+            gone = [*freed, *[each.id for each in released]] if released else freed
+            body = record.struct.pack(wire.RUN, record.number, base, len(made), place, len(gone), *values)
+            if gone:
+                body += array("q", gone).tobytes()
+            step.again = Replay(body, (), (), plan, record)
+            if not record.loaded:
+                self._send_plan(record, plan)
+            self.connection.command(step, body)
             self._told_of(freed)
             for each in released:
                 each.taken_by = step  # which has freed it
@@ -341,12 +336,24 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             self._send_plan(known, step.again.plan)
         self.connection.command(step, step.again.record, step.again.parts)
 
-    def _number_for(self, record: PlanRecord, at: int, argument: Any, dtype: torch.dtype) -> float | int:
-        if isinstance(argument, torch.Tensor):
-            argument = argument.item()
-        if not isinstance(argument, (int, float)):
-            self._refuse(record, at, argument)
-        return float(argument) if dtype.is_floating_point else int(argument)
+    def _number_for(
+        self, record: PlanRecord, at: int, argument: Any, part: PartExecutor | None, held: list[RemoteTensor]
+    ) -> float | int:
+        """What stands in the record for an argument that is not just a handle of the right type: a number's value, or
+        the id of the handle, which for a tensor that is put first goes to `held`."""
+        dtype = record.dtypes[at]
+        if dtype is not None:
+            if isinstance(argument, torch.Tensor):
+                argument = argument.item()
+            if not isinstance(argument, (int, float)):
+                self._refuse(record, at, argument)
+            return float(argument) if dtype.is_floating_point else int(argument)
+        part = self._part_of(record, at, part)
+        if not isinstance(argument, torch.Tensor):
+            self._refuse(record, at, argument, part)
+            return argument.id  # of a type that is equal, and another object
+        held.append(self._put(argument, record.input_types[at], part, f"argument {at} of plan '{record.name}'"))
+        return held[-1].id
 
     def _part_of(self, record: PlanRecord, at: int, part: PartExecutor | None) -> PartExecutor | None:
         """On which part of the mesh an input of a plan is."""

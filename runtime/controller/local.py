@@ -82,7 +82,8 @@ class LocalConnection(Connection):
             at += len(row)
 
     def taken(self, step: Step) -> None:
-        self.workers.ring.space.take(*step.at, step.sequence)
+        at, size = step.at
+        self.workers.ring.space.take(at, size, step.sequence)
 
     def publish(self) -> None:
         self.workers.ring.publish()

@@ -375,7 +375,7 @@ class Restoring(ABC):
         data = b"".join(row.numpy().tobytes() for row in rows)
         record = given.head(remote.id, wire.INLINE, slice(0, len(rows[0]))) + data
         step = Step(f"put {remote.type}", place=remote.step.place)
-        step.again = Replay(record, makes=(remote.id,))
+        step.again = Replay(record, puts=(remote.id,))
         return step
 
     def _heal(self, states: Sequence[tuple[str, Handle]], give_up: bool) -> None:

@@ -87,14 +87,23 @@ class Step:
 
 @dataclass(eq=False, slots=True)
 class Replay:
-    """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, and
-    the plan that it runs."""
+    """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, if
+    it runs no plan, and the plan that it runs."""
 
     record: bytes | Callable[[int], bytes]
     parts: Sequence[Any] = ()
-    makes: Sequence[int] = ()
+    puts: Sequence[int] = ()
     plan: Plan | None = None
     known: PlanRecord | None = None
+
+    @property
+    def makes(self) -> Sequence[int]:
+        """The values that it makes."""
+        if self.known is None:
+            return self.puts
+        assert isinstance(self.record, bytes)
+        _, _, base, count, _, _ = wire.RUN_HEAD.unpack_from(self.record)
+        return range(base, base + count)
 
 
 class PlanRecord:
@@ -114,6 +123,10 @@ class PlanRecord:
         ]
         # One object a type, so that a handle's type is nearly always compared by identity.
         self.input_types = [types.setdefault(spec.type, spec.type) for spec in plan.inputs]
+        self.handle_types = [
+            None if dtype is not None else type_ for dtype, type_ in zip(self.dtypes, self.input_types, strict=True)
+        ]
+        """Those of the inputs that are handles."""
         self.output_types = [types.setdefault(spec.type, spec.type) for spec in plan.outputs]
         self.struct = wire.run_struct(self.dtypes)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]

@@ -90,15 +90,15 @@ class RingWriter:
 
     def room(self, body: bytes, finished: int) -> Room:
         """Where a record is to go, and what is to stand there. Writes nothing; raises Full."""
-        size = record_size(len(body))
-        before, ring = self.space.head, len(self.memory)
+        space, memory, length = self.space, self.memory, len(body)
+        size, before, ring = record_size(length), space.head, space.size
         # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.
-        at = self.space.reserve(size, finished)
+        at = space.reserve(size, finished)
         turn, back = self._nothing, b""
         if at != before and before % ring:
-            turn, back = self.memory[before % ring : before % ring + _HEADER], _BACK
+            turn, back = memory[before % ring : before % ring + _HEADER], _BACK
         offset = at % ring
-        view = self.memory[offset : offset + _HEADER + len(body)]
+        view = memory[offset : offset + _HEADER + length]
         return at, size, turn, back, view, _LENGTH.pack(size) + body
 
     def write(self, body: bytes, command: int, finished: int) -> None:
@@ -121,15 +121,15 @@ class RingReader:
 
     def read(self, idle: Callable[[int], None]) -> bytearray:
         """The next record's body: waits for one. `idle(seen)` is called before each sleep."""
-        at, ring = self._at, len(self.memory)
-        words = self._signals.words
+        at, memory, words = self._at, self.memory, self._signals.words
+        ring = len(memory)
         if words[signals.HEAD] <= at:
             self._signals.wait(signals.HEAD, at + 1, idle)
         offset = at % ring
-        (size,) = struct.unpack_from("q", self.memory, offset)
+        (size,) = _LENGTH.unpack_from(memory, offset)
         if size == 0:
             at += ring - offset
             offset = 0
-            (size,) = struct.unpack_from("q", self.memory, 0)
+            (size,) = _LENGTH.unpack_from(memory, 0)
         self._at = at + size
-        return bytearray(self.memory[offset + _HEADER : offset + size])
+        return bytearray(memory[offset + _HEADER : offset + size])
