@@ -237,7 +237,7 @@ class Meetings:
     def is_stopped(self, step: int) -> bool:
         """Whether the controller was interrupted, and wants this step given up."""
         words = self.signals.words
-        return bool(words[signals.STOP_FROM] <= step < words[signals.STOPPED])
+        return step < words[signals.STOPPED] and step >= words[signals.STOP_FROM]  # the first is rarely so
 
     def halt(self) -> None:
         """Raises Stopped where it wants the step under way given up."""

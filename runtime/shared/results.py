@@ -108,15 +108,18 @@ class Results:
 
     def write(self, place: int, small: Small, value: object) -> None:
         """Copy a result, unless it is not what its type says, or on a GPU: then it is fetched as it is."""
-        at = place % RESULTS_BYTES
-        self._words[at // _WORD] = 0
-        if not isinstance(value, torch.Tensor) or not value.is_cpu:
-            return
-        if value.shape == small.shape and value.dtype is small.dtype:
+        at, word = place % RESULTS_BYTES, 0
+        if (
+            isinstance(value, torch.Tensor)
+            and value.is_cpu
+            and value.dtype is small.dtype
+            and value.shape == small.shape
+        ):
             plain = value.is_contiguous() and not value.is_conj() and not value.is_neg()
             row = value if plain else value.resolve_conj().resolve_neg().contiguous()
             _copy(self._address + at + _WORD, row.data_ptr(), small.nbytes)
-            self._words[at // _WORD] = 1 + place
+            word = 1 + place
+        self._words[at // _WORD] = word
 
     def read(self, place: int, small: Small) -> torch.Tensor | None:
         """What this worker holds of a result of a step that it has finished. None where it has not copied it, or

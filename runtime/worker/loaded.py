@@ -102,7 +102,8 @@ class LoadedPlan:
         to be given up."""
         whole = whole or plan
         calls = _Calls(plan, rank, collectives, kernels, commit, halt, whole, part)
-        self.check = calls.check
+        self.waits = calls.waits
+        """Each waits for something that a step has started."""
         self.ready = ready = calls.ready
         """What it needs on a GPU."""
         small = [each for each in small_results(plan) if collectives.me in each.workers]
@@ -187,13 +188,13 @@ class _Calls:
         self._moves: Any = collectives.by(plan.collectives)  # what has the plan's collectives
         self._ahead = plan.collectives in STARTED
         """Whether its collectives are started, and waited for later."""
-        self._waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
+        self.waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
         if self.ready is not None:
-            self._waits.append(self.ready.check)
+            self.waits.append(self.ready.check)
 
     def check(self) -> None:
         """Wait for what a step has started: before it commits, and at its end."""
-        for wait in self._waits:
+        for wait in self.waits:
             wait()
 
     def _meeting(self) -> Callable[[], None]:

@@ -290,7 +290,8 @@ class WorkerState(Lending):
                     plan.ready.forget()
             self._small, self._small_place = plan.small_early, place
             results = plan.run(arguments)
-            plan.check()
+            for wait in plan.waits:
+                wait()
             if plan.sends is not None:
                 self._collectives.at.sending.finish(plan.sends.last)
         except Aborted as aborted:
@@ -305,8 +306,9 @@ class WorkerState(Lending):
             report = explain(self.rank, step, plan, error, self._committed)
             error.__traceback__ = None  # it holds the step's values
             return [self._miss(step, base, outputs, report)]
-        for at, result in zip(plan.gives, results, strict=True):
-            values[base + at] = result
+        gives = plan.gives
+        for at, result in enumerate(results):
+            values[base + gives[at]] = result
         if plan.shares:
             self._together[self._ranks[number]] = step + 1
         if self._results is not None:
@@ -550,13 +552,13 @@ class WorkerState(Lending):
         return []
 
     def _drop(self, step: int, handles: Sequence[int]) -> None:
-        kept = {}
+        values, seen, kept = self.values, self.seen, {}
         for handle in handles:
-            value = self.values.pop(handle, None)
+            value = values.pop(handle, None)
             if isinstance(value, torch.Tensor):
                 kept[handle] = value
-            if self.seen:
-                self.seen.pop(handle, None)
+            if seen:
+                seen.pop(handle, None)
         if kept and self.actors is None:  # a mesh in processes of actors is not healed
             self._freed.keep(step, kept, self._collectives.at)
 
