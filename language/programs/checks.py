@@ -172,7 +172,8 @@ class _Writer:
         if in_order != self.states:
             states = _listed([_variable(*spot) for spot in self.states])
         source = ["def check(A):", "  try:", *(f"    {line}" for line in self.lines)]
-        source += [f"    if addresses({_listed([name for name, _ in self.same])}) != SAME: return None"]
+        if self.same:
+            source += [f"    if addresses({_listed([name for name, _ in self.same])}) != SAME: return None"]
         source += ["  except (AttributeError, KeyError, IndexError, TypeError, ValueError): return None"]
         source += [f"  return dict(zip(SPOTS, {live})), {states}"]
         exec(compile("\n".join(source), "<guards>", "exec"), self.names)

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import copyreg
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import chain
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -27,25 +28,34 @@ class Library:
     def __init__(self) -> None:
         self._functions: dict[int, tuple[Any, Mapping[str, Any], dict[str, Any]]] = {}
         """By the id of the namespace or class that has them: that, its entries, and the functions there."""
-        self._reads: list[tuple[operator.itemgetter[Any], Mapping[str, Any]]] = []
+        self._reads: list[Callable[[], Iterable[Any]]] = []
         self._there = b""
-        """When all functions are noted, what reads them again, and the addresses of them and of the hooks."""
+        """When all functions are noted, what reads them and the hooks again, and their addresses."""
         self._changed = False
         self._classes: dict[type, int] = {torch.Tensor: len(vars(torch.Tensor))}
         """Classes with the number of their attributes: one that got another overrides an inherited one."""
+        self._entries: list[Mapping[str, Any]] = []
+        """The attributes of these classes, when all are noted."""
         self._bases: dict[type, tuple[type, ...]] = {}
-        self._hooks = (*chain.from_iterable(_HOOKS),)
-        self.names(_OPERATORS)  # code does not name the methods of its operators
+        self._hooks = {module: [[*hooks.values()] for hooks in known] for module, known in _HOOKS.items()}
+        self._calls_hooks: set[int] = set()
+        """The modules, as in `_HOOKS`, of which a function was entered."""
+        # Code does not name the methods of its operators. Those that are in Python are entered when they are called.
+        self.names([name for name in _OPERATORS if not _is_in_python(vars(torch.Tensor).get(name))])
 
     def enter(self, code: CodeType, module: dict[str, Any]) -> None:
         """Note a function of PyTorch's that is entered, where its module or class has it, and those of
         `torch.nn.functional` that it names."""
         if not str(module.get("__name__")).startswith(_PATCHED):
             return
+        if id(module) in _HOOKS:
+            self._calls_hooks.add(id(module))
         for name in code.co_names:
             if name in F.__dict__:
                 self._note(F.__dict__, F.__dict__, name)
         *outer, name = code.co_qualname.split(".")
+        if module is vars(torch._tensor):  # what wraps some operators is one function for all
+            self.names([each for each in _OPERATORS if getattr(vars(torch.Tensor).get(each), "__code__", None) is code])
         if len(outer) == 1 and isinstance(owner := module.get(outer[0]), type):
             for key, value in vars(owner).items():  # a method may have several names
                 if getattr(value, "__code__", None) is code:
@@ -74,28 +84,28 @@ class Library:
         self._reads = []
         for _, entries, known in self._functions.values():
             names = [*known, next(iter(known))]  # of two and more names a getter gives a tuple
-            self._reads.append((operator.itemgetter(*names), entries))
+            self._reads.append(partial(operator.itemgetter(*names), entries))
             expected += [known[name] for name in names]
-        self._there = addresses((*expected, *self._hooks))
+        for module in self._calls_hooks:
+            self._reads += [hooks.values for hooks in _HOOKS[module]]
+            expected += chain.from_iterable(self._hooks[module])
+        self._there = addresses((*expected,))
+        self._entries = [*map(vars, self._classes)]
 
     def _note(self, owner: Any, entries: Mapping[str, Any], name: str) -> None:
         _, _, known = self._functions.setdefault(id(owner), (owner, entries, {}))
         self._changed = self._changed or known.setdefault(name, entries[name]) is not entries[name]
 
-    def _found(self) -> tuple[Any, ...]:
-        functions = chain.from_iterable([read(entries) for read, entries in self._reads])
-        return (*functions, *chain.from_iterable(_HOOKS))
-
     def holds(self) -> bool:
         """Whether all is as it was."""
         try:
-            found = self._found()
+            found = (*chain.from_iterable([read() for read in self._reads]),)
         except KeyError:
             return False
         return (
             not self._changed
             and addresses(found) == self._there  # `==` would ask what somebody has put there
-            and [*map(len, map(vars, self._classes))] == [*self._classes.values()]
+            and [*map(len, self._entries)] == [*self._classes.values()]
             and (not self._bases or [*map(_bases_of, self._bases)] == [*self._bases.values()])
         )
 
@@ -106,10 +116,16 @@ _OPERATORS = [name for name in dir(torch.Tensor) if name.startswith("__") and ca
 _bases_of = operator.attrgetter("__bases__")
 
 _BASES = (torch.nn.Module, torch.optim.Optimizer)
-_HOOKS: list[Iterable[Any]] = [
-    value.values()  # which shows what is there later too
+_HOOKS: dict[int, list[dict[Any, Any]]] = {
+    id(vars(module)): [
+        value for name, value in vars(module).items() if name.startswith("_global_") and isinstance(value, dict)
+    ]
     for module in (torch_module, torch_optimizer)
-    for name, value in vars(module).items()
-    if name.startswith("_global_") and isinstance(value, dict)
-]
-"""The hooks that every module and optimizer calls."""
+}
+"""The hooks that every module and optimizer calls, by the id of the namespace of PyTorch's module that has and calls
+them."""
+
+
+def _is_in_python(method: Any) -> bool:
+    """Whether it is a function of PyTorch's own for tensors."""
+    return isinstance(method, FunctionType) and method.__globals__ is vars(torch._tensor)

@@ -33,8 +33,8 @@ from monarch.language.programs.signature import parameters, signature, written
 from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
-from monarch.language.recorder.recording import current_program, turns
-from monarch.language.recorder.varying import plainly
+from monarch.language.recorder.recording import current, turns
+from monarch.language.recorder.varying import active, plainly
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh, looked_at, open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
@@ -106,20 +106,25 @@ class Program(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R: ...
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Any:
         """Run one step on the workers. Returns at once: tensors in the result are waited for when they are read."""
-        if current_program() is not None:
+        if current.recording is not None:
             return self.__wrapped__(*args, **kwargs)  # a program within a program is part of it
         if is_watched():
             call = self._call_of(args, kwargs)
             return run_itself(call, self._find_mesh(call.leaves, find_environment(self.__wrapped__)))
-        with turns, plainly():
-            result = self._call(args, kwargs)  # a `return` here would leave the block before a tracer hears of it
+        with turns:  # a `return` in here would leave the block before a tracer hears of it
+            if active.regions:
+                with plainly():
+                    result = self._call(args, kwargs)
+            else:
+                result = self._call(args, kwargs)
         return result
 
     def _call(self, args: Any, kwargs: Any) -> Any:
         memory = self._memory
         if memory.only is not None and memory.only.is_closed:
             memory.forget(self._mesh)
-        args, kwargs = self._annotations.converted(args, kwargs)
+        if self._annotations.types:
+            args, kwargs = self._annotations.converted(args, kwargs)
         key, leaves, spec = signature(args, kwargs, self._name)
         mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:

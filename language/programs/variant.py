@@ -159,10 +159,11 @@ class Compiled:
     ) -> list[Handle]:
         """Give the workers one step; `bind` puts what it makes where it belongs, and `release` they free first (see
         `Executor.run`)."""
-        if self.later == 1:
-            assert self.template is not None
-            self.plan = self.template.at(self.values, again=True)
-        self.later = max(self.later - 1, 0)
+        if self.later:
+            self.later -= 1
+            if not self.later:
+                assert self.template is not None
+                self.plan = self.template.at(self.values, again=True)
         arguments: list[Any] = []
         before: torch.Tensor | None = None  # PyTorch's generator's state, where the seed is drawn from it
         seed = 0

@@ -341,6 +341,28 @@ def test_an_operator_of_tensors_that_is_replaced_is_noticed(mesh: Mesh) -> None:
     assert step(torch.ones(1)).full_tensor().item() == 2.0
 
 
+@pytest.mark.parametrize(
+    "name, run",
+    [
+        ("__rsub__", lambda x: 1.0 - x),  # one function wraps this and others
+        ("__pow__", lambda x: x**2),
+        ("__contains__", lambda x: x + float(1.0 in x.shape)),  # which is not called
+        ("__neg__", lambda x: -x),
+        ("__len__", lambda x: x * len(x)),
+        ("__reversed__", lambda x: reversed(x)),
+    ],
+)
+def test_each_operator_that_is_replaced_is_followed(
+    mesh: Mesh, monkeypatch: pytest.MonkeyPatch, name: str, run: Callable[[torch.Tensor], torch.Tensor]
+) -> None:
+    step, x = program(mesh=mesh)(run), torch.arange(1.0, 4.0)
+    assert step(x).tolist() == run(x).tolist()
+    monkeypatch.setattr(torch.Tensor, name, lambda self, *others: 7 if name == "__len__" else self + 9.0)
+    assert step(x).tolist() == run(x).tolist()
+    monkeypatch.undo()
+    assert step(x).tolist() == run(x).tolist()
+
+
 class Pair:
     first: Any = None
     second: Any = None
