@@ -3,7 +3,8 @@
 # These add to the recorder's table of ops that are not recorded as they are, to PyTorch's optimizers, torch.compile and
 # the full state of torch.distributed.checkpoint.
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
-from monarch.language.recorder import branchless, composites, foreach, forms, higher_order, questions, random, recurrent  # noqa: F401  isort: skip
+from monarch.language.recorder import branchless, composites, determinants, foreach, forms  # noqa: F401  isort: skip
+from monarch.language.recorder import higher_order, questions, random, recurrent  # noqa: F401  isort: skip
 from monarch.language.programs import dynamo  # noqa: F401  isort: skip
 from monarch.language.tensors import gathered  # noqa: F401  isort: skip
 from monarch.compiler.plan import CompileOptions

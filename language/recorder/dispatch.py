@@ -242,7 +242,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
         return _data_dependent(func, args, kwargs, recording, error)
     except MonarchError:
         raise
-    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError, AssertionError) as error:
         real = _torchs_error(func, fakes, fake_kwargs)
         kind, words = operator_error(real or error), str(real or error).strip()
         found = kind(words, hint=_operands(func, args), source=source_now()[0])

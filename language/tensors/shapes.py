@@ -216,10 +216,26 @@ enter((aten.sum, aten.mean), shape=_reduce)
 
 
 def _is_masked(func: Any, args: list[Any]) -> bool:
-    """Indexing by a mask, whose result has as many elements as the mask has hits."""
-    return func is aten.index.Tensor and any(
-        isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1]
-    )
+    """Indexing by a mask, whose result has as many elements as the mask has hits. Raises what PyTorch raises of one
+    that does not fit, which only its kernels look for."""
+    if func.overloadpacket not in _INDEXED:
+        return False
+    shape, at, masked = args[0].shape, 0, False
+    for index in args[1]:
+        if isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8):
+            for place, (size, wanted) in enumerate(zip(index.shape, shape[at:], strict=False)):
+                if size != wanted:
+                    raise IndexError(
+                        f"The shape of the mask {list(index.shape)} at index {place} does not match the shape of the "
+                        f"indexed tensor {list(shape)} at index {at + place}"
+                    )
+            at, masked = at + index.ndim, True
+        else:
+            at += 1
+    return masked and func is aten.index.Tensor
+
+
+_INDEXED = frozenset((aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_, aten._unsafe_index_put))
 
 
 def _is_counted(func: Any, kwargs: dict[str, Any]) -> bool:

@@ -177,3 +177,17 @@ def test_a_value_that_is_put_where_a_mask_is_set_has_its_gradient(mesh: Mesh, sh
     placed = monarch.distribute(given[0], mesh, "[@model, -]"), *(monarch.distribute(x, mesh) for x in (given[1], rows))
     for got, want in zip(monarch.program(put)(*placed), put(*given, rows), strict=True):
         torch.testing.assert_close(got.full_tensor(), want)
+
+
+@pytest.mark.parametrize("door", ["program", "eager"])
+def test_a_mask_of_another_shape_is_refused(mesh: Mesh, door: str) -> None:
+    x = monarch.distribute(TABLE, mesh, "[@model, -]")
+    calls: list[Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = [
+        lambda x, mask: x[mask],
+        lambda x, mask: x.index_put((mask,), torch.tensor(1.0)),
+        lambda x, mask: x.index_put((mask & (x[0, 0] == 0),), x[0]),
+    ]
+    for mask in (torch.tensor([True]), torch.arange(9) < 2, torch.ones(8, 2, dtype=torch.bool)):
+        for call in calls:
+            with pytest.raises(IndexError, match=r"shape of the mask \[.*does not match the shape of the indexed"):
+                (monarch.program(call) if door == "program" else call)(x, mask)
