@@ -164,6 +164,25 @@ _CONSTANT_TYPES: tuple[type, ...] = (
 )
 
 
+_ABSTRACT = ("typing", "abc", "_collections_abc")
+
+
+def is_made_of_python(value: Any) -> bool:
+    """Whether all of an object can be seen: its class is one of the user's, and it is made of attributes and slots
+    alone, or those and the entries of a dict or a list; or it is a namespace."""
+    kind: Any = type(value)
+    return _is_made_of_python(kind)
+
+
+@functools.cache
+def _is_made_of_python(kind: Any) -> bool:
+    if kind is types.SimpleNamespace:
+        return True
+    held = _kind_of_instance(kind) if not issubclass(kind, (dict, list)) else Own if has_dict(kind) else None
+    bases = [base for base in kind.__mro__ if not is_users_class(base) and base.__module__ not in _ABSTRACT]
+    return held in (Attributes, Slots, Own) and set(bases) <= {object, dict, list, collections.OrderedDict}
+
+
 @functools.cache
 def is_users_class(kind: Any) -> bool:
     root = str(kind.__module__).partition(".")[0]  # C code may have put anything there

@@ -4,172 +4,36 @@ call, with the tensors and numbers of that call."""
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, partial
+from collections.abc import Callable, Container
+from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError
-from monarch.compiler.execution.executor import Handle, TakeBack
 from monarch.compiler.symbols import is_named
 from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.errors import branch_error
 from monarch.language.programs import containers, kinds
-from monarch.language.programs.classify import CONSTANT, kind_of
+from monarch.language.programs.changes import Change, Gradients, Outcome, in_order
+from monarch.language.programs.classify import CONSTANT, is_made_of_python, is_users_class, kind_of
 from monarch.language.programs.guards import Guards
-from monarch.language.programs.held import MISSING, PLAIN, Attributes, Contents, Held, Slots, same_entries
-from monarch.language.programs.nodes import Live, Spot
-from monarch.language.programs.passed import Passed, containers_in
+from monarch.language.programs.held import MISSING, PLAIN, Attributes, Contents, Held, Slots
+from monarch.language.programs.nodes import Spot
+from monarch.language.programs.passed import Passed
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended
-from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 _ENTRIES = (containers.Mapping, containers.Sequence, containers.Members, containers.Own)
 
 
-@dataclass
-class Outcome:
-    """The values of one call from which it makes what it puts into Python."""
-
-    mesh: Mesh
-    arguments: list[Any]
-    live: Live
-    scalars: Mapping[str, float]
-    handles: Mapping[int, Handle]
-    """The handles that the plan made, by the number of the tensor that the trace left behind."""
-    meshes: Mapping[int, Mesh] = field(default_factory=dict)
-    """Where those are, in a program of several meshes."""
-    given: tuple[Any, Any] = ((), {})
-    """The call's arguments as the caller has them, positional ones and others."""
-    end: Ending | None = None
-    """Where the history of what it returns and leaves ends."""
-    made: dict[Any, Any] = field(default_factory=dict)
-
-    def look(self) -> None:
-        """Note the arguments before lists and dicts among them change."""
-        self.own, self.passed = pytree.tree_leaves(self.given), containers_in(*self.given)
-
-    @cached_property
-    def own(self) -> list[Any]:
-        """The arguments, flat, each the caller's very object."""
-        return pytree.tree_leaves(self.given)
-
-    @cached_property
-    def passed(self) -> list[Any]:
-        """The lists and dicts among the arguments."""
-        return containers_in(*self.given)
-
-    def ref(self, number: int, fake: torch.Tensor) -> Any:
-        """The storage of a tensor that this call has made, which looks like `fake`."""
-        found = self.made.get(number)
-        if found is None:
-            handle = self.handles[number]
-            found = self.made[number] = Ref(Cell(self.meshes.get(number, self.mesh), handle.type, handle), fake)
-        return found
-
-
 def _is_symbol(value: Any) -> bool:
     return isinstance(value, (DistributedTensor, torch.SymFloat))
-
-
-@dataclass(slots=True)
-class Change:
-    """One object's new contents, and those that they replace: of some keys, or all of them, in order."""
-
-    kind: type[Held]
-    holder: Any
-    before: Contents
-    after: Contents
-    whole: bool
-
-    @staticmethod
-    def since(held: Held) -> Change | None:
-        """What has changed since an object was noted."""
-        now = None if isinstance(held, kinds.Array) else held.changed()
-        if now is None:
-            return None
-        before, after = dict(zip(*held.before, strict=True)), dict(zip(*now, strict=True))
-        if _in_order(type(held), list(before), list(after)):
-            return Change(type(held), held.holder, held.before, now, True)
-        keys = [key for key in {**before, **after} if before.get(key, MISSING) is not after.get(key, MISSING)]
-        was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
-        return Change(type(held), held.holder, (keys, was), (keys, new), False)
-
-    @property
-    def can_undo(self) -> bool:
-        return not (self.kind is kinds.Tensor and self.before[0] == ["grad"] and self.before[1][0] is None)
-
-    def make(self) -> None:
-        """Have the object hold the new contents. To do it again changes nothing."""
-        if self.whole:
-            self.kind.fill(self.holder, *self.after)
-            return
-        for key, value in zip(*self.after, strict=True):
-            self.kind.put(self.holder, key, value)
-
-    def undo(self) -> None:
-        """Have the object hold what it held before, where it still holds what it was given. What was appended to a
-        list since stays."""
-        if not self.whole:
-            for key, was, value in zip(*self.before, self.after[1], strict=True):
-                if self.kind.get(self.holder, key) is value:
-                    self.kind.put(self.holder, key, was)
-            return
-        keys, now = self.kind.read(self.holder)
-        count = len(self.after[1]) if issubclass(self.kind, containers.Sequence) else len(now)
-        if same_entries((keys[:count], now[:count]), self.after):
-            values = [*self.before[1], *now[count:]]
-            self.kind.fill(self.holder, self.before[0] + keys[count:], values)
-
-
-def _in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
-    """Whether new contents of these keys are put as a whole, so that their order is that of the trace."""
-    if issubclass(kind, (containers.Sequence, containers.Members, containers.Own)):
-        return True
-    stay = len(before) <= len(after) and all(a is b for a, b in zip(before, after, strict=False))
-    return issubclass(kind, containers.Mapping) and not stay
-
-
-@dataclass(slots=True)
-class Gradients:
-    """The gradients of leaves, as one change: the new ones, and those that they replace."""
-
-    leaves: list[Any]
-    before: list[Any]
-    after: list[Any]
-
-    @property
-    def can_undo(self) -> bool:
-        return any(was is not None for was in self.before)
-
-    def make(self) -> None:
-        """Give the leaves their new gradients. To do it again changes nothing."""
-        for leaf, gradient in zip(self.leaves, self.after, strict=True):
-            leaf.grad = gradient
-
-    def undo(self) -> None:
-        """Give leaves the gradients back that they had, where they still have those that they were given."""
-        for leaf, was, gradient in zip(self.leaves, self.before, self.after, strict=True):
-            if was is not None and leaf.grad is gradient:
-                leaf.grad = was
-
-
-def undoing(changes: Sequence[Change | Gradients]) -> TakeBack | None:
-    """A function that takes one step's changes back. A gradient that a call dropped before the step cannot come back:
-    the failed one stays, and says why it has no value."""
-    kept = [change for change in changes if change.can_undo]
-
-    def undo(dropped: bool) -> None:
-        for change in reversed(kept):
-            change.undo()
-
-    return undo if kept else None
 
 
 Make = Callable[[Outcome], Any]
@@ -184,6 +48,14 @@ class CannotRepeat(Exception):
 
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, collections.deque, collections.OrderedDict, collections.defaultdict)
+
+
+_MADE_BY = (collections.OrderedDict, dict, list, SimpleNamespace, object)
+"""The classes of C whose `__new__` makes an object of Python's."""
+
+
+def _itself(value: Any, outcome: Outcome) -> Any:
+    return value
 
 
 def _passed(number: int, outcome: Outcome) -> Any:
@@ -314,7 +186,7 @@ class Effects:
             self.cannot = self.cannot or (str(reason), name)
 
     def _step(self, number: int, kind: type[Held], before: dict[Any, Any], after: dict[Any, Any]) -> _Step:
-        whole = _in_order(kind, list(before), list(after))
+        whole = in_order(kind, list(before), list(after))
         puts = {} if whole else {key: MISSING for key in before if key not in after}
         puts |= {key: value for key, value in after.items() if whole or before.get(key, MISSING) is not value}
         values = [self._make(value) for value in puts.values()]
@@ -399,6 +271,8 @@ class Effects:
             return self._once(self._container(value, returned))
         if kind_of(value) == CONSTANT:
             return lambda outcome: value
+        if is_made_of_python(value) and not self._makes_class(type(value)):
+            return self._object(value, returned)
         raise CannotRepeat(f"makes an object of type {type(value).__name__}")
 
     def _once(self, make: Make) -> Make:
@@ -563,6 +437,38 @@ class Effects:
             return lambda outcome: collections.deque((entry(outcome) for entry in entries), length)
         return lambda outcome: kind(entry(outcome) for entry in entries)
 
+    def _makes_class(self, kind: type) -> bool:
+        """Whether the program may have made an object's class, and makes another at each call."""
+        return is_users_class(kind) and id(kind) not in self._guards._snapshot.held
+
+    def _object(self, value: Any, returned: bool) -> Make:
+        """What makes an object whose class is Python's, with what it holds: what its `__init__` has done besides is
+        among the other changes of the trace."""
+        kind, key = type(value), object()
+        held: Any = kind_of(value)
+        base: Any = next(each for each in _MADE_BY if issubclass(kind, each))
+        keys, values = held.read(value)
+        made_keys: list[Make] = []
+        made: list[Make] = []
+
+        def make(outcome: Outcome) -> Any:
+            found = outcome.made.get(key)
+            if found is None:
+                found = outcome.made[key] = base.__new__(kind)  # before what it holds, which may lead back to it
+                held.fill(found, [each(outcome) for each in made_keys], [each(outcome) for each in made])
+            return found
+
+        self._memo[id(value)] = make
+        try:
+            made_keys += [
+                partial(_itself, each) if isinstance(each, containers.Attribute) else self._make(each) for each in keys
+            ]
+            made += [partial(_itself, each) if each is MISSING else self._make(each, returned) for each in values]
+        except CannotRepeat:
+            del self._memo[id(value)]
+            raise
+        return make
+
     def replaced(self) -> list[tuple[int, int]]:
         """The gradients that a call makes anew or drops, as (node of the leaf, position)."""
         found = []
@@ -596,3 +502,18 @@ class Effects:
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])
             changes.append(Change(step.kind, holder, before, (keys, values), step.whole))
         return changes
+
+
+def rebound(changes: list[tuple[Held, Contents]], met: Container[int]) -> set[tuple[int, Any]]:
+    """The entries, by object and key, that held a tensor and hold another, or an object and hold one of its class that
+    the program has made: it was not `met` before."""
+    found: set[tuple[int, Any]] = set()
+    for held, (keys, values) in changes:
+        before = dict(zip(*held.before, strict=True))
+        for key, value in zip(keys, values, strict=True):
+            was = before.get(key)
+            if was is value or type(was) is not type(value):
+                continue
+            if isinstance(value, DistributedTensor) or (id(value) not in met and is_made_of_python(value)):
+                found.add((id(held.holder), key))
+    return found

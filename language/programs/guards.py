@@ -291,12 +291,13 @@ class Guards:
                 return
             self._aliases.tensors.add(id(value))
             self._watch(node, value)
-        elif inner.by_identity:
+        elif inner.by_identity and not self._may_be_another(held, key, value):
             self._watch(node, value)
         else:
             node.special[position] = _same_type(type(value))
             identified = self.entered.identifies and not (type(value) is tuple and not value)  # there is one ()
-            if (isinstance(value, _CHANGEABLE) or identified) and not (node.kind is Attributes and key in MODULE):
+            changeable = isinstance(value, _CHANGEABLE) or inner.by_identity
+            if (changeable or identified) and not (node.kind is Attributes and key in MODULE):
                 if first is spot:
                     self._aliases.apart.append(spot)
                 else:
@@ -306,6 +307,13 @@ class Guards:
             elif first is not spot:
                 self._say("too many places that share their tuples", None)
         queue.append((inner, path, spot, None))
+
+    def _may_be_another(self, held: Held, key: Any, value: Any) -> bool:
+        """Whether another object of its class will do too: the program puts one there that it has made, and never asks
+        which it is."""
+        by_identity = getattr(type(value), "__eq__", None) is object.__eq__
+        asks = self.entered.identifies or (self.entered.compares and by_identity)
+        return (id(held.holder), key) in self._written and not asks
 
     def _watch(self, node: Node, value: Any) -> None:
         """Be dead as soon as this object is gone; keep it where it cannot be watched."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import operator
-from collections.abc import Callable, Container
+import sys
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field
 from types import AsyncGeneratorType, CodeType, CoroutineType, FrameType, GeneratorType
 from typing import Any
@@ -19,6 +21,7 @@ from monarch.language.programs.effects import Alias, Effects
 from monarch.language.programs.kinds import Tensor
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.scalar import ScalarNode
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.tensor import DistributedTensor
 
 
@@ -85,7 +88,7 @@ def result_of(
 
 def _in_several_places(recording: Recording, returned: Any, effects: Effects, known: Container[int]) -> set[int]:
     """The ids of the containers that stand in several places of what a program returns, or in an object there. Has
-    `effects` keep the tensors in these: each is one object in all places."""
+    `effects` keep the tensors in these, each of which is one object in all places, and results that share memory."""
     met: set[int] = set()
     rest: list[Any] = []
 
@@ -98,6 +101,7 @@ def _in_several_places(recording: Recording, returned: Any, effects: Effects, kn
 
     leaves = pytree.tree_leaves(returned, is_leaf=is_leaf)
     rest += [leaf for leaf in leaves if not isinstance(leaf, DistributedTensor)]
+    effects.cells.update({id(cell): cell for cell in _shared_memory(recording, leaves)})
     seen: set[int] = set()
     containers: set[int] = set()
     while rest:
@@ -115,6 +119,29 @@ def _in_several_places(recording: Recording, returned: Any, effects: Effects, kn
                 containers.add(id(value))
             rest += [entry for part in kind.read(value) for entry in part]
     return containers
+
+
+def _shared_memory(recording: Recording, leaves: list[Any]) -> Iterator[Cell]:
+    """What the program has made of which several results are views with entries in common (`y, y.detach()`): a change
+    of one in place is seen in the others."""
+    views: dict[int, dict[int, DistributedTensor]] = {}
+    for leaf in leaves:
+        if isinstance(leaf, DistributedTensor) and leaf._ref.cell.recording is recording:
+            views.setdefault(id(leaf._ref.cell), {})[id(leaf)] = leaf
+    for several in views.values():
+        cell = next(iter(several.values()))._ref.cell
+        if len(several) > 1 and id(cell) not in recording.input_cells:
+            spans = sorted(_span(tensor._ref.fake) for tensor in several.values())
+            if any(last > first for (_, last), (first, _) in itertools.pairwise(spans)):
+                yield cell
+
+
+def _span(view: torch.Tensor) -> tuple[int, int]:
+    """The first of its memory's entries that a view has, and the one behind the last; of named sizes all."""
+    first, strides = view.storage_offset(), [*zip(view.shape, view.stride(), strict=True)]
+    if any(type(each) is not int for each in (first, *itertools.chain.from_iterable(strides))):
+        return 0, sys.maxsize
+    return int(first), int(first) + (1 + sum((size - 1) * stride for size, stride in strides) if view.numel() else 0)
 
 
 def _check_ran(recording: Recording, leaf: Any, made_here: Callable[[CodeType], bool]) -> None:

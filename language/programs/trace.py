@@ -35,7 +35,8 @@ from monarch.language.programs.call import (
     histories,
     requiring_gradients,
 )
-from monarch.language.programs.effects import Change, Effects, Make, Specialise
+from monarch.language.programs.changes import Change
+from monarch.language.programs.effects import Effects, Make, Specialise, rebound
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
@@ -361,7 +362,9 @@ def _trace(
         _check_regions(changes)
         if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
             raise Specialise("it leaves a named size in Python")
-        guards = Guards(snapshot, entered, roots, free, moving | call.moving, _rebound(own), set(recording.states))
+        guards = Guards(
+            snapshot, entered, roots, free, moving | call.moving, rebound(own, snapshot.held), set(recording.states)
+        )
         guards.tell_arguments(leaves, call.written)
         backward = any(op.backward for op in recording.tape.ops)
         requiring_apart = apart(call, inputs_, as_made, guards.spot_of)
@@ -500,18 +503,6 @@ def _unscoped(key: Any) -> Any:
     if isinstance(key, TensorType):
         return str(key)
     return poly_of(key) if is_named(key) else key
-
-
-def _rebound(changes: list[tuple[Held, Contents]]) -> set[tuple[int, Any]]:
-    """The entries, by object and key, that held a tensor and hold another."""
-    found: set[tuple[int, Any]] = set()
-    for held, (keys, values) in changes:
-        before = dict(zip(*held.before, strict=True))
-        for key, value in zip(keys, values, strict=True):
-            was = before.get(key)
-            if was is not value and isinstance(was, DistributedTensor) and isinstance(value, DistributedTensor):
-                found.add((id(held.holder), key))
-    return found
 
 
 def _has_got_a_history(held: Tensor) -> bool:

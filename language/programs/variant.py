@@ -25,7 +25,8 @@ from monarch.language.compile import compile_graph, compile_template
 from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
 from monarch.language.programs.call import leads_to
-from monarch.language.programs.effects import Alias, Change, Gradients, Outcome, undoing
+from monarch.language.programs.changes import Change, Gradients, Outcome, undoing
+from monarch.language.programs.effects import Alias
 from monarch.language.programs.given_up import GivenUp
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.held import same_plain

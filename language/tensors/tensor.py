@@ -121,8 +121,8 @@ class DistributedTensor(_Base):
         made._ref = ref
         return made
 
-    def __init__(self, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> None:
-        pass
+    def __init__(self, *given: Any, **_: Any) -> None:
+        """`torch.Tensor([1.0, 2.0])` in a program makes one of these, and Python calls this with the list."""
 
     @classmethod
     def looking(cls, fake: torch.Tensor, requires_grad: bool = False) -> Callable[[Ref], DistributedTensor]:

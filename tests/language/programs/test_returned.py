@@ -3,6 +3,8 @@ run later; and what it raises."""
 
 from __future__ import annotations
 
+import collections
+import dataclasses
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +26,93 @@ RETURNED: dict[str, Returned] = {
     "a list twice": lambda y: (entries := [y, 1], entries, {"again": entries}, y),
     "a dict twice": lambda y: (entries := {"y": y, 2: y[0]}, [entries], entries[2]),
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Inner:
+    row: torch.Tensor
+    back: Any = None
+
+
+class Output:
+    def __init__(self, y: torch.Tensor) -> None:
+        self.y, self.size, self.parts = y, tuple(y.shape), {"sum": y.sum(), "inner": Inner(y[0], self)}
+        self.me = self
+
+
+class Fields(collections.OrderedDict[str, Any]):
+    __getattr__ = collections.OrderedDict.__getitem__
+
+
+OBJECTS: dict[str, Returned] = {
+    "an object that leads back to itself": Output,
+    "a dataclass with slots": lambda y: Inner(y * 2, Inner(y[1:])),
+    "a dict of one's own": lambda y: Fields(loss=y.sum(), y=y),
+    "a namespace in a list": lambda y: [y, SimpleNamespace(y=y, twice=y * 2)],
+}
+
+
+@pytest.mark.parametrize("name", OBJECTS)
+def test_an_object_that_it_makes_is_made_anew_without_a_trace(name: str, mesh: Mesh, traces: list[str]) -> None:
+    def case(w: Any) -> Any:
+        kept = SimpleNamespace(seen=[])
+        inner = w["program"](lambda x: OBJECTS[name](x * 2))
+
+        def step(x: torch.Tensor) -> Any:
+            found = inner(x)
+            assert all(found is not each for each in kept.seen)
+            kept.seen = [*kept.seen, found]
+            return found
+
+        step.own = True  # type: ignore[attr-defined]
+        return step, nothing
+
+    assert_alike(case, mesh, 3)
+    assert len(traces) == 1
+
+
+def test_an_object_that_it_puts_in_the_place_of_another_is_read_by_the_next_call(mesh: Mesh, traces: list[str]) -> None:
+    def case(w: Any) -> Any:
+        kept = SimpleNamespace(state=Inner(w["make"](torch.zeros(4)), 0))
+
+        def step(x: torch.Tensor) -> Any:
+            kept.state = dataclasses.replace(kept.state, row=0.5 * kept.state.row + x.sum(0))
+            return kept.state.row * (kept.state.back + 1)
+
+        def change(call: int) -> None:
+            if call == 3:
+                kept.state = Inner(w["make"](torch.ones(4)), 2)
+
+        step.kept = kept  # type: ignore[attr-defined]
+        return step, change
+
+    assert_alike(case, mesh, 8)
+    assert len(traces) == 3
+
+
+SHARED: dict[str, Returned] = {
+    "a view": lambda y: (y, y[0]),
+    "detached": lambda y: (y, {"y": y.detach()}),
+    "of one that is none": lambda y: (y[1:], y[:2].T),
+    "of numbers": lambda y: (t := torch.tensor([1.0, 2.0]), t[1:], torch.Tensor([3, 4])),
+    "apart": lambda y: y.unbind(0),
+}
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_results_that_share_memory_show_a_change_in_place(name: str, mesh: Mesh) -> None:
+    def case(w: Any) -> Any:
+        inner = w["program"](lambda x: SHARED[name](x * 2))
+
+        def step(x: torch.Tensor) -> Any:
+            found = inner(x)
+            found[0].add_(1)
+            return found
+
+        step.own = True  # type: ignore[attr-defined]
+        return step, nothing
+
+    assert_alike(case, mesh, 3)
 
 
 @pytest.mark.parametrize("name", RETURNED)

@@ -1,0 +1,156 @@
+"""What a call changes in Python, how it is taken back, and the values from which it makes what it puts there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from monarch.compiler.execution.executor import Handle, TakeBack
+from monarch.language.programs import containers, kinds
+from monarch.language.programs.held import MISSING, Contents, Held, same_entries
+from monarch.language.programs.nodes import Live
+from monarch.language.programs.passed import containers_in
+from monarch.language.tensors.cell import Cell
+from monarch.language.tensors.history import Ending
+from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.tensor import Ref
+
+
+@dataclass
+class Outcome:
+    """The values of one call from which it makes what it puts into Python."""
+
+    mesh: Mesh
+    arguments: list[Any]
+    live: Live
+    scalars: Mapping[str, float]
+    handles: Mapping[int, Handle]
+    """The handles that the plan made, by the number of the tensor that the trace left behind."""
+    meshes: Mapping[int, Mesh] = field(default_factory=dict)
+    """Where those are, in a program of several meshes."""
+    given: tuple[Any, Any] = ((), {})
+    """The call's arguments as the caller has them, positional ones and others."""
+    end: Ending | None = None
+    """Where the history of what it returns and leaves ends."""
+    made: dict[Any, Any] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Note the arguments before lists and dicts among them change."""
+        self.own, self.passed = pytree.tree_leaves(self.given), containers_in(*self.given)
+
+    @cached_property
+    def own(self) -> list[Any]:
+        """The arguments, flat, each the caller's very object."""
+        return pytree.tree_leaves(self.given)
+
+    @cached_property
+    def passed(self) -> list[Any]:
+        """The lists and dicts among the arguments."""
+        return containers_in(*self.given)
+
+    def ref(self, number: int, fake: torch.Tensor) -> Any:
+        """The storage of a tensor that this call has made, which looks like `fake`."""
+        found = self.made.get(number)
+        if found is None:
+            handle = self.handles[number]
+            found = self.made[number] = Ref(Cell(self.meshes.get(number, self.mesh), handle.type, handle), fake)
+        return found
+
+
+@dataclass(slots=True)
+class Change:
+    """One object's new contents, and those that they replace: of some keys, or all of them, in order."""
+
+    kind: type[Held]
+    holder: Any
+    before: Contents
+    after: Contents
+    whole: bool
+
+    @staticmethod
+    def since(held: Held) -> Change | None:
+        """What has changed since an object was noted."""
+        now = None if isinstance(held, kinds.Array) else held.changed()
+        if now is None:
+            return None
+        before, after = dict(zip(*held.before, strict=True)), dict(zip(*now, strict=True))
+        if in_order(type(held), list(before), list(after)):
+            return Change(type(held), held.holder, held.before, now, True)
+        keys = [key for key in {**before, **after} if before.get(key, MISSING) is not after.get(key, MISSING)]
+        was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
+        return Change(type(held), held.holder, (keys, was), (keys, new), False)
+
+    @property
+    def can_undo(self) -> bool:
+        return not (self.kind is kinds.Tensor and self.before[0] == ["grad"] and self.before[1][0] is None)
+
+    def make(self) -> None:
+        """Have the object hold the new contents. To do it again changes nothing."""
+        if self.whole:
+            self.kind.fill(self.holder, *self.after)
+            return
+        for key, value in zip(*self.after, strict=True):
+            self.kind.put(self.holder, key, value)
+
+    def undo(self) -> None:
+        """Have the object hold what it held before, where it still holds what it was given. What was appended to a
+        list since stays."""
+        if not self.whole:
+            for key, was, value in zip(*self.before, self.after[1], strict=True):
+                if self.kind.get(self.holder, key) is value:
+                    self.kind.put(self.holder, key, was)
+            return
+        keys, now = self.kind.read(self.holder)
+        count = len(self.after[1]) if issubclass(self.kind, containers.Sequence) else len(now)
+        if same_entries((keys[:count], now[:count]), self.after):
+            values = [*self.before[1], *now[count:]]
+            self.kind.fill(self.holder, self.before[0] + keys[count:], values)
+
+
+def in_order(kind: type[Held], before: list[Any], after: list[Any]) -> bool:
+    """Whether new contents of these keys are put as a whole, so that their order is that of the trace."""
+    if issubclass(kind, (containers.Sequence, containers.Members, containers.Own)):
+        return True
+    stay = len(before) <= len(after) and all(a is b for a, b in zip(before, after, strict=False))
+    return issubclass(kind, containers.Mapping) and not stay
+
+
+@dataclass(slots=True)
+class Gradients:
+    """The gradients of leaves, as one change: the new ones, and those that they replace."""
+
+    leaves: list[Any]
+    before: list[Any]
+    after: list[Any]
+
+    @property
+    def can_undo(self) -> bool:
+        return any(was is not None for was in self.before)
+
+    def make(self) -> None:
+        """Give the leaves their new gradients. To do it again changes nothing."""
+        for leaf, gradient in zip(self.leaves, self.after, strict=True):
+            leaf.grad = gradient
+
+    def undo(self) -> None:
+        """Give leaves the gradients back that they had, where they still have those that they were given."""
+        for leaf, was, gradient in zip(self.leaves, self.before, self.after, strict=True):
+            if was is not None and leaf.grad is gradient:
+                leaf.grad = was
+
+
+def undoing(changes: Sequence[Change | Gradients]) -> TakeBack | None:
+    """A function that takes one step's changes back. A gradient that a call dropped before the step cannot come back:
+    the failed one stays, and says why it has no value."""
+    kept = [change for change in changes if change.can_undo]
+
+    def undo(dropped: bool) -> None:
+        for change in reversed(kept):
+            change.undo()
+
+    return undo if kept else None
