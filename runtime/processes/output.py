@@ -23,6 +23,14 @@ _AT_ONCE = 1024
 _CREDENTIALS = struct.Struct("=iii")
 
 
+def renew_streams() -> None:
+    """Have this process, and those that are forked from it, print line by line to what 1 and 2 stand for by then, and a
+    crash say where it was. Before the forks: in each of them it would copy pages."""
+    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    faulthandler.enable(2, all_threads=False)
+
+
 class _Stream:
     """One of the two: where workers write, and where that goes."""
 
@@ -52,9 +60,6 @@ class Output:
         """In a process just forked: print to the sockets from now on."""
         for each in self._streams:
             os.dup2(each.workers.fileno(), each.target)
-        sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-        faulthandler.enable(2, all_threads=False)  # a crash says where it was
 
     def watch(self, pid: int) -> None:
         """Keep the end of what this process prints."""

@@ -42,7 +42,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from monarch.runtime.processes import importing
-from monarch.runtime.processes.output import Output
+from monarch.runtime.processes.output import Output, renew_streams
 from monarch.runtime.processes.roles import Forked, before, role
 from monarch.runtime.shared.window import Geometry, Window
 
@@ -348,6 +348,7 @@ def main(control: int, controller: int, expected: str) -> NoReturn:
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _close_all_but(control)
         keep_freed_memory()
+        renew_streams()
         gc.disable()  # before anything is imported: a collection would write to all pages that are shared
         role(expected)  # imported here, once, rather than in every process
         if _threads() > 1:

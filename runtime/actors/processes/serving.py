@@ -33,6 +33,7 @@ from monarch.runtime.actors.processes.ports import One
 from monarch.runtime.actors.processes.process import CAUSE_SECONDS, Process
 from monarch.runtime.processes.importing import started
 from monarch.runtime.processes.looking import answer_with, stacks
+from monarch.runtime.processes.output import renew_streams
 from monarch.runtime.processes.roles import Forked
 from monarch.runtime.transport.reach import configure
 
@@ -51,8 +52,8 @@ def serve(forked: Forked, fresh: bool = False) -> NoReturn:
     gc.freeze()
     gc.enable()
     sys.stdin = open(os.devnull, encoding="utf-8")
-    sys.stdout = open(1, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
-    sys.stderr = open(2, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
+    if fresh:
+        renew_streams()
     group: ProcMeshSpec
     across: Across | None
     group, across = pickle.loads(os.pread(boot, os.fstat(boot).st_size, 0))
