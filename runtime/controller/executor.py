@@ -249,12 +249,12 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 )
             values: list[Any] = []
             held: list[RemoteTensor] = []  # temporary handles, which live until the command is written
-            types = record.handle_types
+            types, owners = record.handle_types, record.owners
             for at, argument in enumerate(arguments):
                 if (
                     type(argument) is RemoteTensor
                     and argument.type is types[at]
-                    and argument.owner is on
+                    and argument.owner is (on if owners is None else owners[at])
                     and argument.taken_by is None
                 ):
                     values.append(argument.id)
