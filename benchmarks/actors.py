@@ -1,11 +1,11 @@
 """What actors cost: calls and their replies, tensors handed from actor to actor, to programs and from them, starting
 processes, many actors.
 
-Calls are measured against a bare ping-pong of 32 bytes over a socketpair with one forked process, the least that can be
-asked and answered. A tensor goes from one actor to another, which looks at its last element, and back comes that: the
-other side is one `clone` of it, in one process. Shards go to actors in the processes of a program's workers, and from
-them: the other side is a call without tensors. Starting is timed to the first replies, with torch imported and the
-warm parent, which the first processes of a program wait for, running.
+Calls are measured against a bare ping-pong of 32 bytes over a socketpair with one forked process (`dispatch.PingPong`).
+A tensor goes from one actor to another, which looks at its last element, and back comes that: the other side is one
+`clone` of it, in one process. Shards go to actors in the processes of a program's workers, and from them: the other
+side is a call without tensors. Starting is timed to the first replies, with torch imported and the warm parent, which
+the first processes of a program wait for, running.
 """
 
 from __future__ import annotations
@@ -77,9 +77,6 @@ def calls() -> list[Row]:
     one = actors[2].slice(gpus=0)
     pingpong = PingPong(1)
 
-    def bare() -> float:
-        return seconds(pingpong.once, COUNT)
-
     def pipelined() -> None:
         for _ in range(COUNT):
             last = one.echo.call_one(1)
@@ -99,7 +96,7 @@ def calls() -> list[Row]:
             ("broadcast to 8 actors", lambda: seconds(broadcast) / COUNT),
         )
         return [
-            Row(f"actors: {name}", *interleaved(ours, bare, REPETITIONS, 2), "ping-pong, 1 process")
+            Row(f"actors: {name}", *interleaved(ours, pingpong.seconds, REPETITIONS, 2), pingpong.name)
             for name, ours in ways
         ]
     finally:
