@@ -219,6 +219,47 @@ def _kron_out(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor) -> torch.T
     return (out if out.shape == made.shape else out.resize_(made.shape)).copy_(made)
 
 
+@composite(aten.linalg_multi_dot.default)
+def _multi_dot(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """In the order that takes the fewest multiplications, of those that do the first one that PyTorch comes to."""
+    ends = len(tensors) > 1 and tensors[0].ndim == 1, len(tensors) > 1 and tensors[-1].ndim == 1
+    chain = list(tensors)
+    if ends[0]:
+        chain[0] = chain[0].unsqueeze(0)
+    if ends[1]:
+        chain[-1] = chain[-1].unsqueeze(-1)
+    pairs = zip(chain[:-1], chain[1:], strict=True)
+    if len(chain) < 2 or any(x.ndim != 2 for x in chain) or any(x.shape[1] != y.shape[0] for x, y in pairs):
+        form: Any = aten.linalg_multi_dot.default._op_dk  # which says what is wrong
+        return form(torch._C.DispatchKey.CompositeImplicitAutograd, tensors)
+    made = _product(chain, _splits([chain[0].shape[0], *(x.shape[1] for x in chain)]), 0, len(chain) - 1)
+    made = made.squeeze(0) if ends[0] else made
+    return made.squeeze(-1) if ends[1] else made
+
+
+def _splits(sizes: Sequence[Any]) -> dict[tuple[int, int], int]:
+    """Behind which matrix a chain of them is split, by its first and last one."""
+    count = len(sizes) - 1
+    costs: dict[tuple[int, int], Any] = {(at, at): 0 for at in range(count)}
+    found = {}
+    for length in range(1, count):
+        for first in range(count - length):
+            last = first + length
+            for at in range(first, last):
+                cost = costs[first, at] + costs[at + 1, last] + sizes[first] * sizes[at + 1] * sizes[last + 1]
+                # Of three matrices PyTorch takes the first two first where both orders cost the same.
+                if at == first or cost < costs[first, last] or (count == 3 and cost == costs[first, last]):
+                    costs[first, last], found[first, last] = cost, at
+    return found
+
+
+def _product(chain: Sequence[torch.Tensor], splits: dict[tuple[int, int], int], first: int, last: int) -> torch.Tensor:
+    if first == last:
+        return chain[first]
+    at = splits[first, last]
+    return _product(chain, splits, first, at) @ _product(chain, splits, at + 1, last)
+
+
 @composite(aten.cov.default)
 def _cov(
     x: torch.Tensor,

@@ -38,12 +38,12 @@ def _is_computed(func: Any, x: Any) -> bool:
     return square and (x.is_floating_point() or x.is_complex()) and not func._schema.is_mutable
 
 
-def _factors(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _factors(x: DistributedTensor) -> tuple[torch.Tensor, ...]:
     """Factors, pivots, the diagonal, and the sign of the order that the rows were brought into."""
     turned = x.is_contiguous() and not x.is_complex()
     factors, pivots, _ = aten.linalg_lu_factor_ex.default(x.mT if turned else x)
-    moved = pivots != torch.arange(1, pivots.shape[-1] + 1, dtype=pivots.dtype)
-    return factors, pivots, factors.diagonal(dim1=-2, dim2=-1), 1 - 2 * (moved.sum(-1) % 2)
+    unmoved = record(aten.arange.start, (1, x.shape[-1] + 1), {"dtype": pivots.dtype}, x.mesh)
+    return factors, pivots, factors.diagonal(dim1=-2, dim2=-1), 1 - 2 * ((pivots != unmoved).sum(-1) % 2)
 
 
 enter((aten._linalg_det,), record=_det)

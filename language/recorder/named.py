@@ -6,11 +6,13 @@ Only programs of named sizes load this.
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch.fx.experimental.sym_node import SymNode
 from torch.overrides import TorchFunctionMode, resolve_name
 
@@ -137,9 +139,21 @@ def _unflatten(x: Any, dim: Any, *sizes: Any) -> Any:
     return x.unflatten(dim, [x.shape[dim] // others if size == -1 else size for size in sizes])
 
 
-_OF_SHAPES = (_take_along_dim, _unflatten)
+def _block_diag(*tensors: Any) -> Any:
+    """PyTorch's gradient takes the sizes as numbers."""
+    if not all(isinstance(each, torch.Tensor) and each.ndim < 3 for each in tensors):
+        return NotImplemented
+    dtype = functools.reduce(torch.promote_types, (each.dtype for each in tensors))
+    parts = [each.to(dtype).reshape(1, -1) if each.ndim < 2 else each.to(dtype) for each in tensors]
+    widths = [part.shape[1] for part in parts]
+    rows = [F.pad(part, (sum(widths[:at]), sum(widths[at + 1 :]))) for at, part in enumerate(parts)]
+    return torch.cat(rows)
+
+
+_OF_SHAPES = (_block_diag, _take_along_dim, _unflatten)
 """Those that are for sizes of a tensor, whatever the other arguments are."""
 _FORMS: dict[Any, Any] = {
+    torch.block_diag: _block_diag,
     torch.linspace: _linspace,
     torch.logspace: _logspace,
     torch.arange: _arange,

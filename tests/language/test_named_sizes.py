@@ -108,8 +108,15 @@ def loops(x: "f32[b@data, t, 8]") -> Any:
 
 
 def composed(x: "f32[b@data, t, 8]") -> Any:
-    rows = x[0]
+    rows = x[0].detach().requires_grad_()
+    apart = torch.block_diag(rows, rows[0].double(), torch.ones(2, 3))
+    (gradient,) = torch.autograd.grad(apart.sin().cumsum(1).sum(), rows)
+    rows = rows.detach()
     return (
+        apart.detach(),
+        gradient,
+        torch.linalg.multi_dot([rows.T, rows, x[0, 0]]),
+        torch.linalg.slogdet(torch.eye(x.shape[1]) + rows @ rows.T)[1],
         torch.kron(rows, x[:, 0]),
         torch.cov(rows),
         torch.corrcoef(rows.T),
@@ -224,16 +231,16 @@ def test_a_plain_tensor_is_not_written_through_a_part_of_named_size() -> None:
 
 
 def test_what_takes_sizes_as_numbers_says_so() -> None:
-    def products(x: "f32[n]") -> Any:
-        return torch.linalg.multi_dot([x[:, None], x[None], x[:, None]])
+    def pairs(x: "f32[n]") -> Any:
+        return torch.combinations(x)
 
     with partitioned_mesh(data=2) as mesh:
-        step = program(mesh=mesh)(products)
+        step = program(mesh=mesh)(pairs)
         with pytest.warns(PerformanceWarning, match="computes this op with its operands' sizes as numbers"):
             step(torch.ones(3))
         for size in (3, 5):
             x = torch.arange(float(size))
-            torch.testing.assert_close(step(x).full_tensor(), products(x))
+            torch.testing.assert_close(step(x).full_tensor(), pairs(x))
 
 
 def test_a_plan_file_lays_regions_out_as_a_process_does() -> None:

@@ -95,6 +95,12 @@ def products_and_spreads(x: torch.Tensor) -> Any:
     torch.kron(x.detach(), x[0].detach(), out=made)
     spreads = torch.cov(x), torch.cov(x[0], correction=0), torch.corrcoef(x), torch.linalg.vander(x, N=3)
     products = torch.kron(x, x[:2]), torch.kron(x[0], x[1]), torch.kron(x.sum(), x)
+    chains = (
+        torch.linalg.multi_dot([x, x.T, x]),
+        torch.linalg.multi_dot([x[0], x.T, x[:, :1], x[:1], x[1]]),
+        torch.chain_matmul(x.T, x),
+    )
+    products = *products, *chains
     (gradient,) = torch.autograd.grad(sum((each**2).sum() for each in (*spreads, *products)), x)
     whole = torch.vander(torch.tensor([True, False])), torch.cov(torch.arange(4).view(2, 2))
     return made, *(each.detach() for each in (*spreads, *products)), gradient, *whole
