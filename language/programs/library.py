@@ -28,14 +28,15 @@ class Library:
     def __init__(self) -> None:
         self._functions: dict[int, tuple[Any, Mapping[str, Any], dict[str, Any]]] = {}
         """By the id of the namespace or class that has them: that, its entries, and the functions there."""
-        self._reads: list[Callable[[], Iterable[Any]]] = []
+        self._read: Callable[[], tuple[Any, ...]] = tuple
         self._there = b""
         """When all functions are noted, what reads them and the hooks again, and their addresses."""
         self._changed = False
         self._classes: dict[type, int] = {torch.Tensor: len(vars(torch.Tensor))}
         """Classes with the number of their attributes: one that got another overrides an inherited one."""
         self._entries: list[Mapping[str, Any]] = []
-        """The attributes of these classes, when all are noted."""
+        self._lengths: list[int] = []
+        """The attributes of these classes, and their numbers, when all are noted."""
         self._bases: dict[type, tuple[type, ...]] = {}
         self._hooks = {module: [[*hooks.values()] for hooks in known] for module, known in _HOOKS.items()}
         self._calls_hooks: set[int] = set()
@@ -81,16 +82,20 @@ class Library:
                     if callable(value):
                         self._note(base, vars(base), name)
         expected: list[Any] = []
-        self._reads = []
+        reads: list[Callable[[], Iterable[Any]]] = []
         for _, entries, known in self._functions.values():
             names = [*known, next(iter(known))]  # of two and more names a getter gives a tuple
-            self._reads.append(partial(operator.itemgetter(*names), entries))
+            reads.append(partial(operator.itemgetter(*names), entries))
             expected += [known[name] for name in names]
         for module in self._calls_hooks:
-            self._reads += [hooks.values for hooks in _HOOKS[module]]
+            reads += [hooks.values for hooks in _HOOKS[module]]
             expected += chain.from_iterable(self._hooks[module])
         self._there = addresses((*expected,))
-        self._entries = [*map(vars, self._classes)]
+        if len(reads) == 1 and not self._calls_hooks:  # a getter, which gives a tuple
+            self._read = reads[0]  # type: ignore[assignment]
+        else:
+            self._read = lambda: (*chain.from_iterable([read() for read in reads]),)
+        self._entries, self._lengths = [*map(vars, self._classes)], [*self._classes.values()]
 
     def _note(self, owner: Any, entries: Mapping[str, Any], name: str) -> None:
         _, _, known = self._functions.setdefault(id(owner), (owner, entries, {}))
@@ -99,13 +104,13 @@ class Library:
     def holds(self) -> bool:
         """Whether all is as it was."""
         try:
-            found = (*chain.from_iterable([read() for read in self._reads]),)
+            found = self._read()
         except KeyError:
             return False
         return (
             not self._changed
             and addresses(found) == self._there  # `==` would ask what somebody has put there
-            and [*map(len, self._entries)] == [*self._classes.values()]
+            and [*map(len, self._entries)] == self._lengths
             and (not self._bases or [*map(_bases_of, self._bases)] == [*self._bases.values()])
         )
 
