@@ -256,11 +256,11 @@ def plain_fork() -> int:
 
 
 _calls = ctypes.PyDLL(None, use_errno=True)  # with the interpreter's lock held
+_prctl: Any = getattr(_calls, "prctl", None)  # Linux's
 
 
 def die_with_parent() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
+    if _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
 
 
