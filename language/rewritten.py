@@ -73,6 +73,33 @@ def looked_up(source: Source | None) -> str:
     return ""
 
 
+def put_by_mask(source: Source | None, behind: int) -> tuple[str, str]:
+    """A statement that changes `x[mask]` by what it is (`x[mask] *= 2`) at a place of a file, and the one with
+    torch.where to write instead; "" and "" where something else stands there. `behind`: the dims behind the mask's."""
+    tree = _parsed(source)
+    if source is None or tree is None:
+        return "", ""
+    held = (each for each in ast.walk(tree) if isinstance(each, (ast.Assign, ast.AugAssign)) and _holds(each, source))
+    for statement in held:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        target = targets[0]
+        if len(targets) > 1 or not isinstance(target, ast.Subscript):
+            return "", ""
+        if isinstance(target.slice, (ast.Tuple, ast.Slice)):
+            return "", ""
+        mask, wrong, value = ast.unparse(target.slice), ast.unparse(statement), statement.value
+        for part in [each for each in ast.walk(value) if isinstance(each, ast.Subscript)]:
+            if ast.unparse(part.slice) == mask:
+                value = part.value if part is value else _Replaced(part, part.value).visit(value)
+        if isinstance(statement, ast.AugAssign):
+            value = ast.BinOp(target.value, statement.op, value)
+        whole, new = ast.unparse(target.value), ast.unparse(value)
+        wide = mask if isinstance(target.slice, ast.Name) or not behind else f"({mask})"
+        wide += f"[...{', None' * behind}]" if behind else ""
+        return wrong, f"{whole}.copy_(torch.where({wide}, {new}, {whole}))"
+    return "", ""
+
+
 def _parsed(source: Source | None) -> ast.Module | None:
     try:
         return None if source is None else ast.parse("".join(linecache.getlines(source.file)))

@@ -401,13 +401,16 @@ def _of_row_major(self: Functionalizer, op: Op) -> None:
         return self.call(aten.contiguous.default, node, type=node.meta["type"])
 
     node = self.call(op.func, *map(whole, op.args), type=_types(op.out))
+    if isinstance(op.out, Value):
+        self.define(op.out, node)
+        return
     for index, out in enumerate(op.out):
         if out is not None:
             self.define(out, self.item(node, index, out.type))
 
 
-_ROW_MAJOR = (aten._weight_norm_interface, aten.native_group_norm)
-_ROW_MAJOR_BACKWARD = (aten._weight_norm_interface_backward, aten.native_group_norm_backward)
+_ROW_MAJOR = (aten._weight_norm_interface, aten.native_group_norm, aten._pdist_forward)
+_ROW_MAJOR_BACKWARD = (aten._weight_norm_interface_backward, aten.native_group_norm_backward, aten._pdist_backward)
 enter((*_ROW_MAJOR, *_ROW_MAJOR_BACKWARD), normalise=_of_row_major)
 enter(
     (aten.clone, aten.lift_fresh, aten.lift_fresh_copy, aten.positive, aten.contiguous),

@@ -76,6 +76,27 @@ def _regular(rsample: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor
 _TRIES = 3
 """As in PyTorch where it traces: a singular matrix is rare."""
 
+
+def _by_quantiles(fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """By the normal distribution's inverse, where PyTorch draws again what is outside: but for bounds that few numbers
+    of the normal distribution are between, which it computes too roughly."""
+
+    @functools.wraps(fill)
+    def truncated(
+        tensor: torch.Tensor, mean: float, std: float, a: float, b: float, generator: Any = None
+    ) -> torch.Tensor:
+        low, high = (math.erf((bound - mean) / (std * math.sqrt(2))) for bound in (a, b))
+        if not isinstance(tensor, DistributedTensor) or generator is not None or high - low <= 0.6:
+            return fill(tensor, mean, std, a, b, generator=generator)
+        with torch.no_grad():
+            drawn = torch.empty_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+            drawn = drawn.uniform_(low, high).erfinv() * (std * math.sqrt(2)) + mean
+            return tensor.copy_(drawn.clamp(a, b))
+
+    return truncated
+
+
+nn.init._no_grad_trunc_normal_ = _by_quantiles(nn.init._no_grad_trunc_normal_)
 nn.modules.batchnorm._BatchNorm.forward = _averaging(nn.modules.batchnorm._BatchNorm.forward)  # type: ignore[method-assign]
 von_mises._rejection_sample = _first_accepted(von_mises._rejection_sample)
 Wishart.rsample = _regular(Wishart.rsample)  # type: ignore[method-assign]

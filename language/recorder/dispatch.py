@@ -39,6 +39,7 @@ from monarch.language.recorder.varying import (
     varying_together,
 )
 from monarch.language.recorder.whole import said
+from monarch.language.rewritten import put_by_mask
 from monarch.language.source import user_source
 from monarch.language.tensors.facts import Facts, facts_of
 from monarch.language.tensors.mesh import Mesh
@@ -415,6 +416,8 @@ def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     tensor = args[0]
     if view is None or not isinstance(tensor, DistributedTensor):
         raise reshaped_in_place(func)
+    if func.overloadpacket in _BY_MEMORY and (tensor._ref.parent is not None or not tensor.is_contiguous()):
+        raise reshaped_in_place(func)  # what it holds then, and what changes with it, goes by the order of its memory
     recording = recording_for(tensor._ref.cell.mesh)
     if recording.program and tensor._ref.cell.recording is not recording:
         raise reshaped_in_place(func)  # the program's caller would see the shape of its first call only
@@ -425,6 +428,9 @@ def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
         func(*args, **kwargs)  # the wrapper's own sizes
     tensor._ref = viewed._ref
     return tensor
+
+
+_BY_MEMORY = (aten.resize_, aten.resize_as_)
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> str:
@@ -463,11 +469,7 @@ def _data_dependent(
             return record(func, (args[0], indices), kwargs)
         masked = OperatorError(
             "an index by a mask gives a tensor whose shape depends on values, which a distributed tensor cannot have",
-            hint="y = x[mask] * 2                  # wrong: how many entries it has, only the workers know\n"
-            "y = torch.where(mask, x * 2, 0)  # right: all entries, and 0 where the mask is not set\n"
-            "total = (x * mask).sum()         # right, for x[mask].sum(); the mean is that / mask.sum()\n"
-            "x = torch.where(mask, new, x)    # right, for x[mask] = new[mask]\n"
-            "Outside of programs x[mask] waits for the mask.",
+            hint=f"{_without_mask(args[0], indices)}\nOutside of programs x[mask] waits for the mask.",
             source=user_source(),
         )
         raise refuse(masked) from error
@@ -491,6 +493,23 @@ def _data_dependent(
         )
         raise refuse(sized) from error
     raise branch_error(user_source()) from error
+
+
+def _without_mask(x: torch.Tensor, indices: list[Any]) -> str:
+    """What to write instead of an index by masks that only the workers know."""
+    wrong, right = put_by_mask(user_source(), x.ndim - indices[0].ndim) if len(indices) == 1 else ("", "")
+    if right:
+        width = max(len(wrong), len(right))
+        return (
+            f"{wrong:<{width}}  # wrong: how many entries it has, only the workers know\n"
+            f"{right:<{width}}  # right, where each entry follows from those at its place"
+        )
+    return (
+        "y = x[mask] * 2                  # wrong: how many entries it has, only the workers know\n"
+        "y = torch.where(mask, x * 2, 0)  # right: all entries, and 0 where the mask is not set\n"
+        "total = (x * mask).sum()         # right, for x[mask].sum(); the mean is that / mask.sum()\n"
+        "x = torch.where(mask, new, x)    # right, for x[mask] = new[mask]"
+    )
 
 
 def _places(recording: Recording, indices: Any) -> list[Any]:

@@ -43,6 +43,12 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
     return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
 
 
+def _strided_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if func._schema.is_mutable:
+        return record(func, args, kwargs)
+    return _as_strided(aten.as_strided.default, args, kwargs).clone(memory_format=torch.contiguous_format)
+
+
 def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     made = args[0].clone(memory_format=torch.contiguous_format)
     made.as_strided(*args[2:], **kwargs).copy_(args[1])
@@ -77,5 +83,6 @@ def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 enter((aten._conj,), record=_conjugate)
 enter((aten.copy_,), record=_copy_out)
 enter((aten.as_strided,), record=_as_strided)
+enter((aten.as_strided_copy,), record=_strided_copy)
 enter((aten.as_strided_scatter,), record=_strided_scatter)
 enter((f"aten._to_sparse{kind}" for kind in ("", "_csr", "_csc", "_bsr", "_bsc")), record=_sparse)

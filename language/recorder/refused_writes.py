@@ -19,7 +19,9 @@ def reshaped_in_place(func: Any) -> OperatorError:
     return refuse(
         OperatorError(
             f"{func.overloadpacket} changes a tensor's shape in place, which a distributed tensor cannot",
-            hint="use the form of the op that returns a new tensor.",
+            hint="a smaller one: x = x.flatten()[: math.prod(size)].view(size), in the order of dims, not of memory."
+            if func.overloadpacket is torch.ops.aten.resize_
+            else "use the form of the op that returns a new tensor.",
             source=user_source(),
         )
     )

@@ -20,6 +20,30 @@ N = torch.tensor([1, 0, 2, 1])
 MATRIX = torch.tensor([[2.0, 1.0], [1.0, 3.0], [0.5, 1.0], [1.0, 1.0]])
 
 
+def _put(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[x > 1] *= 2
+    return y
+
+
+def _copied(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.copy_(torch.where(x > 1, y * 2, y))
+    return y
+
+
+def _put_rows(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[x.sum(1) > 2] = y[x.sum(1) > 2].exp() - x[x.sum(1) > 2]
+    return y
+
+
+def _copied_rows(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y.copy_(torch.where((x.sum(1) > 2)[..., None], y.exp() - x, y))
+    return y
+
+
 def _distinct(x: torch.Tensor) -> torch.Tensor:
     y = x.sort()[0]
     return (y * torch.cat([torch.ones(1, dtype=torch.bool), y.diff() != 0])).sum()
@@ -62,6 +86,19 @@ CASES: dict[str, Case] = {
         "x * mask",
         lambda x, y: (x * (x < y)).sum(),
         [X, Y],
+    ),
+    "a mask's entries, changed": (_put, "y.copy_(torch.where(x > 1, y * 2, y))", _copied, [X]),
+    "a mask's rows, changed": (
+        _put_rows,
+        "y.copy_(torch.where((x.sum(1) > 2)[..., None], y.exp() - x, y))",
+        _copied_rows,
+        [MATRIX],
+    ),
+    "resized": (
+        lambda x: (x.T * 2).resize_(3, 2),
+        "x = x.flatten()[: math.prod(size)].view(size)",
+        lambda x: (x * 2).flatten()[:6].view(3, 2),
+        [MATRIX],
     ),
     "an index by a mask": (
         lambda x: x[x > 1].sum(),

@@ -154,6 +154,7 @@ def test_a_model_with_one_other_block_has_the_plan_of_the_whole_graph(odd: str) 
 
 
 @pytest.mark.full
+@pytest.mark.timeout(1800)
 @settings(max_examples=100)
 @given(
     odd=st.dictionaries(st.integers(0, LAYERS - 1), st.sampled_from(ODD), max_size=2),

@@ -106,6 +106,15 @@ def test_a_draw_goes_where_out_says(name: str, mesh: Mesh) -> None:
         monarch.program(mesh=mesh)(lambda x: draw(x, torch.empty(7, dtype=dtype)))(x)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_truncated_normal_distribution_is_drawn_from(dtype: torch.dtype, mesh: Mesh) -> None:
+    run = lambda: torch.nn.init.trunc_normal_(torch.empty(4000, dtype=dtype), 0.5, 2.0, -1.0, 3.0)  # noqa: E731
+    got, want = monarch.program(mesh=mesh)(run)().full_tensor().float(), run().float()
+    assert got.min() >= -1 and got.max() <= 3
+    levels = torch.tensor([0.01, 0.1, 0.3, 0.5, 0.8, 0.99])
+    assert ((got.quantile(levels) - want.quantile(levels)).abs() < 0.15).all()
+
+
 @pytest.mark.parametrize(
     ("dtype", "numbers"),
     [
