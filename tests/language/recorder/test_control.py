@@ -586,8 +586,7 @@ def test_an_optimizers_first_step_in_a_branch_is_refused_and_later_ones_are_not(
             optimizer.zero_grad()
             return loss.detach()
 
-        program = monarch.program(step)
-        x = torch.randn(4, 6)
+        program, x = monarch.program(step), torch.randn(4, 6)
         given = monarch.distribute(x, mesh, "[@data, -]")
         with pytest.raises(ProgramError, match="An optimizer makes its state in its first step"):
             program(given, monarch.distribute(torch.tensor(True), mesh))
