@@ -20,24 +20,15 @@ from torch import Tensor
 
 from monarch.compiler.errors import MonarchError
 from monarch.compiler.kernels.triton.crosscompile import Compiled, cross_compile
+from monarch.compiler.kernels.triton.source import TRITON_TYPES
 
 Result = TypeVar("Result")
 
-TYPES = {
-    torch.bfloat16: "bf16",
-    torch.float16: "fp16",
-    torch.float32: "fp32",
-    torch.float64: "fp64",
+TYPES = TRITON_TYPES | {
     torch.float8_e4m3fn: "fp8e4nv",
     torch.float8_e4m3fnuz: "fp8e4b8",
     torch.float8_e5m2: "fp8e5",
     torch.float8_e5m2fnuz: "fp8e5b16",
-    torch.bool: "i1",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.int16: "i16",
-    torch.int32: "i32",
-    torch.int64: "i64",
 }
 
 

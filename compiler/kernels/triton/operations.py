@@ -13,37 +13,14 @@ import numpy as np
 import torch
 
 from monarch.compiler.loops.ir import Constant
-from monarch.compiler.loops.signatures import BOOL, FLOATS
+from monarch.compiler.loops.signatures import BOOL, DTYPES, FLOATS
 
-TYPES: dict[torch.dtype, str] = {
-    torch.float64: "tl.float64",
-    torch.float32: "tl.float32",
-    torch.float16: "tl.float16",
-    torch.bfloat16: "tl.bfloat16",
-    torch.int64: "tl.int64",
-    torch.int32: "tl.int32",
-    torch.int16: "tl.int16",
-    torch.int8: "tl.int8",
-    torch.uint8: "tl.uint8",
-    torch.bool: "tl.int1",
-}
+TYPES = {dtype: "tl.int1" if dtype == BOOL else str(dtype).replace("torch", "tl") for dtype in DTYPES}
 
 INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "and": "&",
-    "or": "|",
-    "xor": "^",
-    "shl": "<<",
-    "shr": ">>",
-}
+    "add": "+", "sub": "-", "mul": "*", "and": "&", "or": "|", "xor": "^", "shl": "<<", "shr": ">>",
+    "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+}  # fmt: skip
 """In these a constant stands as a literal beside an operand that is none: Triton then gives it that operand's dtype."""
 
 _NAN = "propagate_nan=tl.PropagateNan.ALL"
@@ -51,19 +28,9 @@ _CALLS = {
     "abs": "tl.abs({0})",
     "fma": "tl.fma({0}, {1}, {2})",
     "pow": "libdevice.pow({0}, {1})",
-    "exp": "libdevice.exp({0})",
-    "expm1": "libdevice.expm1({0})",
-    "log": "libdevice.log({0})",
-    "log1p": "libdevice.log1p({0})",
-    "rsqrt": "tl.rsqrt({0})",
-    "tanh": "libdevice.tanh({0})",
-    "erf": "libdevice.erf({0})",
-    "sin": "libdevice.sin({0})",
-    "cos": "libdevice.cos({0})",
-    "floor": "tl.floor({0})",
-    "ceil": "tl.ceil({0})",
+    **{name: f"libdevice.{name}({{0}})" for name in "exp expm1 log log1p tanh erf sin cos trunc".split()},
+    **{name: f"tl.{name}({{0}})" for name in ("rsqrt", "floor", "ceil")},
     "round": "libdevice.nearbyint({0})",
-    "trunc": "libdevice.trunc({0})",
     "isnan": "{0} != {0}",
     "not": "~{0}",
     "where": "tl.where({0}, {1}, {2})",

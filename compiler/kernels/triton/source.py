@@ -8,22 +8,18 @@ from functools import cached_property
 
 import torch
 
+from monarch.compiler.loops.signatures import BOOL, DTYPES
+from monarch.compiler.types import DTYPE_NAMES
+
 ERROR = "error"
 """The argument that names the error word: one i32 in device memory, 0 before the first launch. A gather that finds an
 index out of range loads nothing, and leaves its number there, 1 for the first of `TritonSource.gathers`; of several,
 the greatest stays. Who launched reads it when the outputs are awaited, so that nothing waits on the way."""
 
-TRITON_TYPES: dict[torch.dtype, str] = {
+TRITON_TYPES = {dtype: "i1" if dtype == BOOL else DTYPE_NAMES[dtype] for dtype in DTYPES} | {
     torch.float64: "fp64",
     torch.float32: "fp32",
     torch.float16: "fp16",
-    torch.bfloat16: "bf16",
-    torch.int64: "i64",
-    torch.int32: "i32",
-    torch.int16: "i16",
-    torch.int8: "i8",
-    torch.uint8: "u8",
-    torch.bool: "i1",
 }
 
 
