@@ -63,47 +63,18 @@ def _attention(call: Call, order: Sequence[str], results: Sequence[str], linear:
     return line(f"{', '.join(operand_texts)} -> {', '.join(result_texts)}", linear=linear, kept=kept)
 
 
-@sharding_rule("aten.scaled_dot_product_attention")
-def _composite(call: Call) -> Line:
-    return _attention(call, "qkkm", "q")
+def _registered(op: str, order: str, results: str) -> None:
+    # Linear in the gradient: the output, from which a backward's kernel takes the softmax's row sums, is given.
+    linear: list[set[int]] = [{0}] if op.endswith("_backward") else []
+    sharding_rule(f"aten.{op}")(lambda call: _attention(call, order, results, linear))
 
 
-@sharding_rule("aten._scaled_dot_product_flash_attention_for_cpu")
-def _cpu(call: Call) -> Line:
-    return _attention(call, "qkkm", "ql")
-
-
-@sharding_rule("aten._scaled_dot_product_flash_attention_for_cpu_backward")
-def _cpu_backward(call: Call) -> Line:
-    # Linear in the gradient: the output, from which the kernel takes the softmax's row sums, is given.
-    return _attention(call, "qqkkqlm", "qkk", linear=[{0}])
-
-
-@sharding_rule("aten._scaled_dot_product_flash_attention.default")
-def _flash(call: Call) -> Line:
-    return _attention(call, "qkk", "qlsssssss")
-
-
-@sharding_rule("aten._scaled_dot_product_flash_attention_backward")
-def _flash_backward(call: Call) -> Line:
-    return _attention(call, "qqkkqlssss", "qkk", linear=[{0}])
-
-
-@sharding_rule("aten._scaled_dot_product_efficient_attention")
-def _efficient(call: Call) -> Line:
-    return _attention(call, "qkkm", "qlss")
-
-
-@sharding_rule("aten._scaled_dot_product_efficient_attention_backward")
-def _efficient_backward(call: Call) -> Line:
-    return _attention(call, "qqkkmqlss", "qkkm", linear=[{0}])
-
-
-@sharding_rule("aten._scaled_dot_product_cudnn_attention")
-def _cudnn(call: Call) -> Line:
-    return _attention(call, "qkkm", "qlsssssss")
-
-
-@sharding_rule("aten._scaled_dot_product_cudnn_attention_backward")
-def _cudnn_backward(call: Call) -> Line:
-    return _attention(call, "qqkkqlssmss", "qkk", linear=[{0}])
+_registered("scaled_dot_product_attention", "qkkm", "q")
+_registered("_scaled_dot_product_flash_attention_for_cpu", "qkkm", "ql")
+_registered("_scaled_dot_product_flash_attention_for_cpu_backward", "qqkkqlm", "qkk")
+_registered("_scaled_dot_product_flash_attention.default", "qkk", "qlsssssss")
+_registered("_scaled_dot_product_flash_attention_backward", "qqkkqlssss", "qkk")
+_registered("_scaled_dot_product_efficient_attention", "qkkm", "qlss")
+_registered("_scaled_dot_product_efficient_attention_backward", "qqkkmqlss", "qkkm")
+_registered("_scaled_dot_product_cudnn_attention", "qkkm", "qlsssssss")
+_registered("_scaled_dot_product_cudnn_attention_backward", "qqkkqlssmss", "qkk")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, line
-from monarch.compiler.rules.localize import LocalCall, Localized, localizer
+from monarch.compiler.rules.localize import LocalCall, Localized, localize_sizes, localizer
 from monarch.compiler.rules.register import sharding_rule
 
 
@@ -101,17 +101,16 @@ def _local_affine_grid(call: LocalCall) -> Localized:
     return call.replace(size=[call.result[0], *call["size"][1:]])
 
 
-@localizer(
+localize_sizes(
     """
     aten.upsample_nearest1d_backward aten.upsample_nearest2d_backward aten.upsample_nearest3d_backward
     aten._upsample_nearest_exact1d_backward aten._upsample_nearest_exact2d_backward
     aten._upsample_nearest_exact3d_backward aten.upsample_linear1d_backward aten.upsample_bilinear2d_backward
     aten.upsample_bicubic2d_backward aten.upsample_trilinear3d_backward aten._upsample_bilinear2d_aa_backward
     aten._upsample_bicubic2d_aa_backward
-    """
+    """,
+    "input_size",
 )
-def _local_upsample_backward(call: LocalCall) -> Localized:
-    return call.replace(input_size=list(call.result))
 
 
 @sharding_rule("aten.channel_shuffle")

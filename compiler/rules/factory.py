@@ -8,7 +8,7 @@ from monarch.compiler import ops
 from monarch.compiler.graph import tensor_type
 from monarch.compiler.rules.call import Call
 from monarch.compiler.rules.line import Line, factor_names, line
-from monarch.compiler.rules.localize import LocalCall, Localized, localizer
+from monarch.compiler.rules.localize import LocalCall, Localized, localize_sizes, localizer
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
 from monarch.compiler.rules.whole import draws_numbers
@@ -25,13 +25,9 @@ def _filled(call: Call) -> Line:
     return line(f"{', '.join(operands)} -> {tensor_text(factor_names(len(call.result)))}")
 
 
-@localizer(
-    """
-    aten.empty aten.full aten.ones aten.zeros aten.new_empty aten.new_full aten.new_ones aten.new_zeros
-    """
+localize_sizes(
+    "aten.empty aten.full aten.ones aten.zeros aten.new_empty aten.new_full aten.new_ones aten.new_zeros", "size"
 )
-def _local_filled(call: LocalCall) -> Localized:
-    return call.replace(size=list(call.result))
 
 
 @localizer("aten.empty_strided aten.new_empty_strided")

@@ -56,6 +56,11 @@ def localizer(ops: str) -> Callable[[Localizer], Localizer]:
     return register
 
 
+def localize_sizes(ops: str, argument: str) -> None:
+    """Of these ops, which take the sizes of what they make, a worker's calls take those of its block."""
+    localizer(ops)(lambda call: call.replace(**{argument: list(call.result)}))
+
+
 def localize(
     node: fx.Node,
     local_operand_shapes: Sequence[Shape],

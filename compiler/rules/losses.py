@@ -53,19 +53,13 @@ def _elementwise_loss(call: Call, tensors: int) -> Line:
     return line(f"{operands} -> []", whole="..." if reduction == MEAN else "")
 
 
-@sharding_rule("aten.mse_loss aten.l1_loss aten.smooth_l1_loss aten.huber_loss aten.soft_margin_loss")
-def _loss(call: Call) -> Line:
-    return _elementwise_loss(call, 2)
+def _losses(ops: str, tensors: int) -> None:
+    sharding_rule(ops)(lambda call: _elementwise_loss(call, tensors))
 
 
-@sharding_rule("aten.binary_cross_entropy")
-def _binary_cross_entropy(call: Call) -> Line:
-    return _elementwise_loss(call, 3)
-
-
-@sharding_rule("aten.binary_cross_entropy_with_logits")
-def _binary_cross_entropy_with_logits(call: Call) -> Line:
-    return _elementwise_loss(call, 4)
+_losses("aten.mse_loss aten.l1_loss aten.smooth_l1_loss aten.huber_loss aten.soft_margin_loss", 2)
+_losses("aten.binary_cross_entropy", 3)
+_losses("aten.binary_cross_entropy_with_logits", 4)
 
 
 def _elementwise_loss_backward(call: Call, tensors: int) -> Line:
@@ -73,19 +67,9 @@ def _elementwise_loss_backward(call: Call, tensors: int) -> Line:
     return line(f"{', '.join(['...'] * tensors)} -> ...", whole=whole, linear=[{0}])
 
 
-@sharding_rule(
-    """
-    aten.mse_loss_backward aten.smooth_l1_loss_backward aten.huber_loss_backward
-    aten.soft_margin_loss_backward
-    """
-)
-def _loss_backward(call: Call) -> Line:
-    return _elementwise_loss_backward(call, 3)
-
-
-@sharding_rule("aten.binary_cross_entropy_backward")
-def _binary_cross_entropy_backward(call: Call) -> Line:
-    return _elementwise_loss_backward(call, 4)
+for _op in "mse_loss smooth_l1_loss huber_loss soft_margin_loss".split():
+    sharding_rule(f"aten.{_op}_backward")(lambda call: _elementwise_loss_backward(call, 3))
+sharding_rule("aten.binary_cross_entropy_backward")(lambda call: _elementwise_loss_backward(call, 4))
 
 
 # Margins between classes: rows [n, classes], or one row; `loss` is one value a row, or one of all.

@@ -43,29 +43,15 @@ def _added(call: Call, product: str, result: str) -> Line:
     return line(f"{bias}, {product} -> {result}", linear=ADDED, addends={0})
 
 
-@sharding_rule("aten.addmm")
-def _addmm(call: Call) -> Line:
-    return _added(call, "m k, k n", "m n")
+def _sum(op: str, product: str, result: str) -> None:
+    sharding_rule(op)(lambda call: _added(call, product, result))
 
 
-@sharding_rule("aten.baddbmm")
-def _baddbmm(call: Call) -> Line:
-    return _added(call, "b m k, b k n", "b m n")
-
-
-@sharding_rule("aten.addbmm")
-def _addbmm(call: Call) -> Line:
-    return _added(call, "b m k, b k n", "m n")
-
-
-@sharding_rule("aten.addmv")
-def _addmv(call: Call) -> Line:
-    return _added(call, "m k, k", "m")
-
-
-@sharding_rule("aten.addr")
-def _addr(call: Call) -> Line:
-    return _added(call, "m, n", "m n")
+_sum("aten.addmm", "m k, k n", "m n")
+_sum("aten.baddbmm", "b m k, b k n", "b m n")
+_sum("aten.addbmm", "b m k, b k n", "m n")
+_sum("aten.addmv", "m k, k", "m")
+_sum("aten.addr", "m, n", "m n")
 
 
 @sharding_rule("aten._addmm_activation")

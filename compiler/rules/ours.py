@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from monarch.compiler import ops
 from monarch.compiler.rules.call import Call, dim_of
 from monarch.compiler.rules.line import Line, factor_names, line
-from monarch.compiler.rules.localize import LocalCall, Localized, localizer
+from monarch.compiler.rules.localize import LocalCall, Localized, localize_sizes, localizer
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.views import tensor_text
 
@@ -77,9 +77,7 @@ def _recv(call: Call) -> Line:
     return line(f"-> {tensor_text(factor_names(len(call.result)))}")
 
 
-@localizer("recv")
-def _local_recv(call: LocalCall) -> Localized:
-    return call.replace(shape=list(call.result))
+localize_sizes("recv", "shape")
 
 
 @sharding_rule("fill_padding")

@@ -106,11 +106,5 @@ def _gated(call: Call, operands: int) -> Line:
     return line(f"{', '.join([text] * operands)} -> {text}", linear=[{0}] if operands == 2 else [])
 
 
-@sharding_rule("aten.glu")
-def _glu(call: Call) -> Line:
-    return _gated(call, 1)
-
-
-@sharding_rule("aten.glu_backward")
-def _glu_backward(call: Call) -> Line:
-    return _gated(call, 2)
+sharding_rule("aten.glu")(lambda call: _gated(call, 1))
+sharding_rule("aten.glu_backward")(lambda call: _gated(call, 2))

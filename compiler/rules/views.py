@@ -9,7 +9,7 @@ import torch
 
 from monarch.compiler.rules.call import Call, dim_of, dims_of
 from monarch.compiler.rules.line import Line, Shape, factor_names, line
-from monarch.compiler.rules.localize import LocalCall, Localized, localizer
+from monarch.compiler.rules.localize import LocalCall, Localized, localize_sizes, localizer
 from monarch.compiler.rules.register import sharding_rule
 from monarch.compiler.rules.rule import Rule
 from monarch.compiler.symbols import common_factor
@@ -87,20 +87,14 @@ def _view(call: Call) -> Rule:
     return view_rule(call.shapes[0], call.result)
 
 
-@localizer("aten.view aten._unsafe_view aten._reshape_copy")
-def _local_view(call: LocalCall) -> Localized:
-    return call.replace(size=list(call.result))
+localize_sizes("aten.view aten._unsafe_view aten._reshape_copy aten.expand aten.broadcast_to", "size")
+localize_sizes("aten.reshape", "shape")
 
 
 @localizer("aten._reshape_alias")
 def _local_reshape_alias(call: LocalCall) -> Localized:
     # A block's strides are its own.
     return torch.ops.aten.reshape.default, (call.node.args[0], list(call.result)), {}
-
-
-@localizer("aten.reshape")
-def _local_reshape(call: LocalCall) -> Localized:
-    return call.replace(shape=list(call.result))
 
 
 @sharding_rule("aten.view.dtype aten.view_copy.dtype")
@@ -182,11 +176,6 @@ def _local_squeeze(call: LocalCall) -> Localized:
 
 sharding_rule("aten.expand", "... -> ...", linear=LINEAR)
 sharding_rule("aten.broadcast_to", "... -> ...", linear=LINEAR)
-
-
-@localizer("aten.expand aten.broadcast_to")
-def _local_expand(call: LocalCall) -> Localized:
-    return call.replace(size=list(call.result))
 
 
 @sharding_rule("aten.repeat")
@@ -376,9 +365,7 @@ def _select_backward(call: Call) -> Line:
     return line(f"{tensor_text(left)} -> {tensor_text([*names[:dim], '_', *names[dim + 1 :]])}", linear=LINEAR)
 
 
-@localizer("aten.select_backward")
-def _local_select_backward(call: LocalCall) -> Localized:
-    return call.replace(input_sizes=list(call.result))
+localize_sizes("aten.select_backward", "input_sizes")
 
 
 # -- several tensors ---------------------------------------------------------------------------------------------------

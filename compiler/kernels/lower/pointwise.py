@@ -103,14 +103,16 @@ def _rsub(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.op("sub", b, _scaled(lower, a, alpha))
 
 
-@handler("aten.maximum")
-def _maximum(lower: Lowering, node: fx.Node, at: At) -> int:
-    return lower.op("max", *_inputs(lower, node, at, "self", "other"))
+def _extreme(name: str, op: str, other: str) -> None:
+    @handler(f"aten.{name}")
+    def lowered(lower: Lowering, node: fx.Node, at: At) -> int:
+        return lower.op(op, *_inputs(lower, node, at, "self", other))
 
 
-@handler("aten.minimum")
-def _minimum(lower: Lowering, node: fx.Node, at: At) -> int:
-    return lower.op("min", *_inputs(lower, node, at, "self", "other"))
+_extreme("maximum", "max", "other")
+_extreme("minimum", "min", "other")
+_extreme("clamp_min", "max", "min")
+_extreme("clamp_max", "min", "max")
 
 
 @handler("aten.clamp")
@@ -122,16 +124,6 @@ def _clamp(lower: Lowering, node: fx.Node, at: At) -> int:
     if low is not None:
         value = lower.op("max", value, lower.operand(low, at, shape, dtype))
     return value if high is None else lower.op("min", value, lower.operand(high, at, shape, dtype))
-
-
-@handler("aten.clamp_min")
-def _clamp_min(lower: Lowering, node: fx.Node, at: At) -> int:
-    return lower.op("max", *_inputs(lower, node, at, "self", "min"))
-
-
-@handler("aten.clamp_max")
-def _clamp_max(lower: Lowering, node: fx.Node, at: At) -> int:
-    return lower.op("min", *_inputs(lower, node, at, "self", "max"))
 
 
 @handler("aten.relu")
@@ -195,25 +187,24 @@ def _truth(lower: Lowering, value: int) -> int:
     return value if dtype == BOOL else lower.op("ne", value, lower.constant(0, dtype))
 
 
-def _logical(name: str, op: str) -> None:
-    @handler(f"aten.logical_{name}")
+def _logical(op: str) -> None:
+    @handler(f"aten.logical_{op}")
     def lowered(lower: Lowering, node: fx.Node, at: At) -> int:
         shape = lower.tensors[node].shape
         operands = [each for each in args_of(node) if isinstance(each, fx.Node)]
         return lower.op(op, *(_truth(lower, lower.operand(each, at, shape)) for each in operands))
 
 
-def _bitwise(name: str, op: str) -> None:
-    @handler(f"aten.bitwise_{name}")
+def _bitwise(op: str) -> None:
+    @handler(f"aten.bitwise_{op}")
     def lowered(lower: Lowering, node: fx.Node, at: At) -> int:
         names = ("self",) if op == "not" else ("self", "other")
-        values = _inputs(lower, node, at, *names)
-        return lower.op(op, *values)
+        return lower.op(op, *_inputs(lower, node, at, *names))
 
 
 for _name in "and or xor not".split():
-    _logical(_name, _name)
-    _bitwise(_name, _name)
+    _logical(_name)
+    _bitwise(_name)
 
 
 @handler("aten.isnan")
@@ -239,12 +230,7 @@ def _masked_fill(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.op("where", chosen, lower.operand(value, at, shape, dtype), lower.operand(x, at, shape, dtype))
 
 
-@handler("aten._to_copy")
-def _to_copy(lower: Lowering, node: fx.Node, at: At) -> int:
-    return _cast(lower, node, at)
-
-
-@handler("prims.convert_element_type")
+@handler("aten._to_copy", "prims.convert_element_type")
 def _cast(lower: Lowering, node: fx.Node, at: At) -> int:
     x: fx.Node = args_of(node)[0]
     target = lower.tensors[node].dtype
@@ -276,18 +262,16 @@ def _lerp(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.op("sub", b, lower.op("mul", apart, lower.constant(1 - weight, dtype)))
 
 
-@handler("aten.addcmul")
-def _addcmul(lower: Lowering, node: fx.Node, at: At) -> int:
-    x, a, b = _inputs(lower, node, at, "self", "tensor1", "tensor2")
-    (value,) = arguments(node, "value")
-    return lower.op("add", x, lower.op("mul", _scaled(lower, a, value), b))
+def _added(op: str) -> None:
+    @handler(f"aten.addc{op}")
+    def lowered(lower: Lowering, node: fx.Node, at: At) -> int:
+        x, a, b = _inputs(lower, node, at, "self", "tensor1", "tensor2")
+        (value,) = arguments(node, "value")
+        return lower.op("add", x, lower.op(op, _scaled(lower, a, value), b))
 
 
-@handler("aten.addcdiv")
-def _addcdiv(lower: Lowering, node: fx.Node, at: At) -> int:
-    x, a, b = _inputs(lower, node, at, "self", "tensor1", "tensor2")
-    (value,) = arguments(node, "value")
-    return lower.op("add", x, lower.op("div", _scaled(lower, a, value), b))
+_added("mul")
+_added("div")
 
 
 @handler("aten.silu")
