@@ -62,16 +62,8 @@ def _check_range(index: torch.Tensor, size: int) -> None:
         raise IndexError(f"index out of range: {wrong}, and there are {size} rows")
 
 
-def fill_padding(
-    position: Where,
-    sizes: Where,
-    tensor: torch.Tensor,
-    dim: int,
-    size: int,
-    fill: float,
-    mesh_dims: Sequence[str],
-) -> torch.Tensor:
-    return fill_padding_(position, sizes, tensor.clone(), dim, size, fill, mesh_dims)
+def fill_padding(position: Where, sizes: Where, tensor: torch.Tensor, *rest: Any, **named: Any) -> torch.Tensor:
+    return fill_padding_(position, sizes, tensor.clone(), *rest, **named)
 
 
 def fill_padding_(
@@ -333,27 +325,9 @@ def out_of_place(
     return (*(results[at] for at in memory_of(overload).gives), *copies)
 
 
-LOCAL_OPS: dict[str, Callable[..., Any]] = {
-    "shard": shard,
-    "first_only": first_only,
-    "axis_index": axis_index,
-    "to_varying": same,
-    "from_varying": same,
-    "fill_padding": fill_padding,
-    "fill_padding_": fill_padding_,
-    "in_range": in_range,
-    "embedding_shard": embedding_shard,
-    "embedding_backward_shard": embedding_backward_shard,
-    "gather_shard": gather_shard,
-    "scatter_shard": scatter_shard,
-    "mean_shard": mean_shard,
-    "arange_shard": arange_shard,
-    "random": random,
-    "sample": sample,
-    "check": check,
-    "find_anomaly": find_anomaly,
-    "number_anomaly": number_anomaly,
-    "raise_anomaly": raise_anomaly,
-    "kernel": kernel,
-    "out_of_place": out_of_place,
-}
+_OWN_NAMES: tuple[Callable[..., Any], ...] = (
+    *(shard, first_only, axis_index, fill_padding, fill_padding_, in_range, embedding_shard, embedding_backward_shard),
+    *(gather_shard, scatter_shard, mean_shard, arange_shard, random, sample, check, find_anomaly, number_anomaly),
+    *(raise_anomaly, kernel, out_of_place),
+)
+LOCAL_OPS = {op.__name__: op for op in _OWN_NAMES} | {"to_varying": same, "from_varying": same}

@@ -11,7 +11,7 @@ import torch
 
 from monarch.compiler.loops.contraction import Contraction, contraction
 from monarch.compiler.loops.ir import Buffer, Constant, Index, Kernel, Load, Nest, Op, Position, Reduce, Store
-from monarch.compiler.loops.signatures import BOOL
+from monarch.compiler.loops.signatures import BOOL, POINTWISE
 
 Tensors = Sequence[torch.Tensor]
 
@@ -131,10 +131,6 @@ _REDUCE: dict[str, Callable[[torch.Tensor, tuple[int, ...]], torch.Tensor]] = {
 }
 
 
-def _where(condition: torch.Tensor, yes: torch.Tensor, no: torch.Tensor) -> torch.Tensor:
-    return torch.where(condition, yes, no)
-
-
 def _fma(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
     if a.dtype == torch.float32:  # exact in f64 but for a double rounding that is as good as never met
         return (a.double() * b.double() + c.double()).float()
@@ -145,47 +141,18 @@ def _not(value: torch.Tensor) -> torch.Tensor:
     return value.logical_not() if value.dtype == BOOL else value.bitwise_not()
 
 
-_OPS: dict[str, Callable[..., torch.Tensor]] = {
-    "neg": torch.neg,
-    "abs": torch.abs,
+_OTHERWISE: dict[str, Callable[..., torch.Tensor]] = {
     "sign": torch.sgn,
-    "add": torch.add,
-    "sub": torch.sub,
-    "mul": torch.mul,
     "max": torch.maximum,
     "min": torch.minimum,
-    "div": torch.div,
-    "pow": torch.pow,
     "fma": _fma,
-    "exp": torch.exp,
-    "expm1": torch.expm1,
-    "log": torch.log,
-    "log1p": torch.log1p,
-    "sqrt": torch.sqrt,
-    "rsqrt": torch.rsqrt,
-    "reciprocal": torch.reciprocal,
-    "sigmoid": torch.sigmoid,
-    "tanh": torch.tanh,
-    "erf": torch.erf,
-    "sin": torch.sin,
-    "cos": torch.cos,
-    "floor": torch.floor,
-    "ceil": torch.ceil,
-    "round": torch.round,
-    "trunc": torch.trunc,
-    "eq": torch.eq,
-    "ne": torch.ne,
-    "lt": torch.lt,
-    "le": torch.le,
-    "gt": torch.gt,
-    "ge": torch.ge,
-    "isnan": torch.isnan,
     "and": torch.bitwise_and,
     "or": torch.bitwise_or,
     "xor": torch.bitwise_xor,
     "not": _not,
     "shl": torch.bitwise_left_shift,
     "shr": torch.bitwise_right_shift,
-    "where": _where,
 }
+"""The pointwise ops that torch calls otherwise."""
+_OPS = {name: _OTHERWISE.get(name) or getattr(torch, name) for name in POINTWISE if name != "cast"}
 """`cast` is `Tensor.to`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, Literal
@@ -111,9 +112,7 @@ def _var_mean(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Variance by its definition, so that both sums can be partial."""
     dims = list(range(x.ndim)) if dim is None else [d % x.ndim for d in dim]
-    count = 1
-    for d in dims:
-        count *= x.shape[d]
+    count = math.prod(x.shape[d] for d in dims)
     mean = x.sum(dims, keepdim=True) / count
     off = x - mean
     squares = torch.view_as_real(off).square().sum(-1) if x.is_complex() else off * off

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.graph import tensor_type
@@ -252,20 +253,13 @@ def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, ne
 # A complex tensor and its parts. PyTorch's views only note that they are conjugated or negated; here they are made so.
 
 
-def _read_conjugate(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
-    return emit.call(aten.conj_physical.default, base, type=value.type)
-
-
-def _write_conjugate(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
-    return emit.call(aten.conj_physical.default, new, type=parent.type)
-
-
-def _read_negative(emit: Emitter, value: Value, parent: Value, base: fx.Node) -> fx.Node:
-    return emit.call(aten.neg.default, base, type=value.type)
-
-
-def _write_negative(emit: Emitter, value: Value, parent: Value, base: fx.Node, new: fx.Node) -> fx.Node:
-    return emit.call(aten.neg.default, new, type=parent.type)
+def _enter_noted(view: object, func: OpOverload) -> None:
+    """What a view only notes, `func` makes so; made twice, it is as it was."""
+    enter(
+        (view,),
+        read=lambda emit, value, parent, base: emit.call(func, base, type=value.type),
+        write=lambda emit, value, parent, base, new: emit.call(func, new, type=parent.type),
+    )
 
 
 def _of_parts(emit: Emitter, parts: fx.Node, type: TensorType) -> fx.Node:
@@ -297,8 +291,8 @@ enter((aten.select, aten.unbind), read=_read_select, write=_write_select)
 enter((aten.expand,), read=_read_expand, write=_write_expand)
 enter((aten.slice,), read=_read_slice, write=_write_slice)
 enter((aten.as_strided,), read=_read_strided, write=_write_strided)
-enter((aten._conj,), read=_read_conjugate, write=_write_conjugate)
-enter((aten._neg_view,), read=_read_negative, write=_write_negative)
+_enter_noted(aten._conj, aten.conj_physical.default)
+_enter_noted(aten._neg_view, aten.neg.default)
 enter((aten.view_as_complex,), read=_read_complex, write=_write_complex)
 enter((aten.view_as_real,), write=_write_real)
 enter((aten.diagonal,), write=_write_diagonal)

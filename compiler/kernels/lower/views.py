@@ -31,11 +31,6 @@ def _view(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.value(source, reshaped(at, shape, old, lower.dims))
 
 
-@_transparent("to_varying", "from_varying")
-def _per_worker(lower: Lowering, node: fx.Node, at: At) -> int:
-    return lower.value(_source(node), at)
-
-
 @_transparent("aten.permute")
 def _permute(lower: Lowering, node: fx.Node, at: At) -> int:
     (order,) = arguments(node, "dims")
@@ -85,7 +80,7 @@ def _slice(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.value(_source(node), tuple(found))
 
 
-@_transparent("aten.alias", "aten.detach", "aten.lift_fresh_copy")
+@_transparent("aten.alias", "aten.detach", "aten.lift_fresh_copy", "to_varying", "from_varying")
 def _same(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.value(_source(node), at)
 
@@ -103,32 +98,18 @@ def _constant(lower: Lowering, node: fx.Node, value: float | int | bool) -> int:
     return lower.constant(rounded, compute_dtype(dtype))
 
 
-@_transparent("aten.full")
-def _full(lower: Lowering, node: fx.Node, at: At) -> int:
-    (value,) = arguments(node, "fill_value")
-    return _constant(lower, node, value)
+def _filled(value: int | str, *names: str) -> None:
+    """Ops that fill what they make: with a number, or with their argument of that name."""
+
+    @_transparent(*names)
+    def lowered(lower: Lowering, node: fx.Node, at: At) -> int:
+        return _constant(lower, node, arguments(node, value)[0] if isinstance(value, str) else value)
 
 
-@_transparent("aten.full_like")
-def _full_like(lower: Lowering, node: fx.Node, at: At) -> int:
-    (value,) = arguments(node, "fill_value")
-    return _constant(lower, node, value)
-
-
-@_transparent("aten.scalar_tensor")
-def _scalar_tensor(lower: Lowering, node: fx.Node, at: At) -> int:
-    (value,) = arguments(node, "s")
-    return _constant(lower, node, value)
-
-
-@_transparent("aten.zeros", "aten.zeros_like", "aten.new_zeros")
-def _zeros(lower: Lowering, node: fx.Node, at: At) -> int:
-    return _constant(lower, node, 0)
-
-
-@_transparent("aten.ones", "aten.ones_like", "aten.new_ones")
-def _ones(lower: Lowering, node: fx.Node, at: At) -> int:
-    return _constant(lower, node, 1)
+_filled("fill_value", "aten.full", "aten.full_like")
+_filled("s", "aten.scalar_tensor")
+_filled(0, "aten.zeros", "aten.zeros_like", "aten.new_zeros")
+_filled(1, "aten.ones", "aten.ones_like", "aten.new_ones")
 
 
 @_transparent("aten.arange")
