@@ -276,6 +276,18 @@ else:
     _Int = object
 
 
+def _operator(of_float: str, compute: Callable[[Poly, Poly], Poly]) -> Callable[[Size, Any], Any]:
+    """Arithmetic of a size with a whole number. With a float it is that method of the number that the size is here."""
+
+    def method(self: Size, other: Any) -> Any:
+        found = poly_of(other)
+        if found is not None:
+            return self._with(compute(self.poly, found), other)
+        return getattr(float(int(self)), of_float)(other) if of_float and isinstance(other, float) else NotImplemented
+
+    return method
+
+
 class Size(_Int):
     """A whole number that is an expression of symbols. See the module."""
 
@@ -380,27 +392,13 @@ class Size(_Int):
     def _with(self, poly: Poly, other: Any = None) -> Any:
         return Size(poly, self.scope if self.scope is not None else getattr(other, "scope", None))
 
-    def __add__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return _other(self, other, "__add__") if found is None else self._with(self.poly.plus(found), other)
-
-    __radd__ = __add__
-
-    def __sub__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return _other(self, other, "__sub__") if found is None else self._with(self.poly.plus(found, -1), other)
-
-    def __rsub__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return _other(self, other, "__rsub__") if found is None else self._with(found.plus(self.poly, -1), other)
-
-    def __mul__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return _other(self, other, "__mul__") if found is None else self._with(self.poly.times(found), other)
-
-    def __rmul__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return _other(self, other, "__rmul__") if found is None else self._with(self.poly.times(found), other)
+    __add__ = __radd__ = _operator("__add__", lambda own, other: own.plus(other))
+    __sub__ = _operator("__sub__", lambda own, other: own.plus(other, -1))
+    __rsub__ = _operator("__rsub__", lambda own, other: other.plus(own, -1))
+    __mul__ = __rmul__ = _operator("__mul__", lambda own, other: own.times(other))
+    __rfloordiv__ = _operator("", lambda own, other: quotient(other, own))
+    __mod__ = _operator("", lambda own, other: remainder(own, other))
+    __rmod__ = _operator("", lambda own, other: remainder(other, own))
 
     def __neg__(self) -> Any:
         return self._with(Poly.of({}).plus(self.poly, -1))
@@ -420,18 +418,6 @@ class Size(_Int):
                 return self._with(Poly.of({(Function("/", self.poly, found),): 1}))
         return self._with(quotient(self.poly, found), other)
 
-    def __rfloordiv__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return NotImplemented if found is None else self._with(quotient(found, self.poly), other)
-
-    def __mod__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return NotImplemented if found is None else self._with(remainder(self.poly, found), other)
-
-    def __rmod__(self, other: Any) -> Any:
-        found = poly_of(other)
-        return NotImplemented if found is None else self._with(remainder(found, self.poly), other)
-
     def __divmod__(self, other: Any) -> Any:
         return self // other, self % other
 
@@ -446,13 +432,6 @@ class Size(_Int):
 
     def __pow__(self, other: Any) -> Any:  # type: ignore[override]
         return int(self) ** other
-
-
-def _other(size: Size, other: Any, method: str) -> Any:
-    """Arithmetic with a float: of the number that the size is here."""
-    if isinstance(other, float):
-        return getattr(float(int(size)), method)(other)
-    return NotImplemented
 
 
 def poly_of(value: object) -> Poly | None:
