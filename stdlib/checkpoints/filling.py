@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from monarch.compiler.errors import CheckpointError
 from monarch.language import DistributedTensor
 from monarch.stdlib.checkpoints.catalog import Catalog
-from monarch.stdlib.checkpoints.nest import Path, is_value, name_of, parameter_names, parameters_of
+from monarch.stdlib.checkpoints.nest import Path, instances, is_value, name_of, parameter_names, parameters_of
 
 _EXTRA = "_extra_state"
 
@@ -86,7 +86,7 @@ class Filling:
             for at, entry in enumerate(value):
                 self._find((*path, at), entry)
         elif name_of(path) not in self.catalog.values:
-            own = {name_of((*path, *at)): held for at, held in _tensors((), value.state_dict())}
+            own = {name_of((*path, *at)): held for at, held in instances(torch.Tensor, (), value.state_dict())}
             names = self.catalog.under(path)
             self._read_values(names)
             if not names:
@@ -253,17 +253,6 @@ def _each(tree: Any, get: Callable[[str], Any]) -> Any:
     if isinstance(tree, dict):
         return {key: _each(entry, get) for key, entry in tree.items()}
     return [_each(entry, get) for entry in tree] if isinstance(tree, list) else get(tree)
-
-
-def _tensors(path: Path, value: Any) -> Iterator[tuple[Path, torch.Tensor]]:
-    if isinstance(value, torch.Tensor):
-        yield path, value
-    elif isinstance(value, Mapping):
-        for key, entry in value.items():
-            yield from _tensors((*path, str(key)), entry)
-    elif isinstance(value, (list, tuple)):
-        for at, entry in enumerate(value):
-            yield from _tensors((*path, at), entry)
 
 
 def _put(tree: Any, path: Path, value: Any) -> Any:

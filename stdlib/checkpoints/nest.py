@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from monarch.compiler.errors import CheckpointError
+
+T = TypeVar("T")
 
 Path = tuple[str | int, ...]
 
@@ -111,7 +113,7 @@ def holds_tensors(value: Any) -> bool:
 def parameter_names(state: Any) -> dict[int, str]:
     """What the parameters of all modules in a nest are called in an optimizer's state, by identity: as their module
     calls them, with the path to it in front where the nest has several modules."""
-    modules = list(_modules((), state))
+    modules = list(instances(nn.Module, (), state))
     names: dict[int, str] = {}
     for path, module in modules:
         for name, parameter in module.named_parameters():
@@ -119,15 +121,16 @@ def parameter_names(state: Any) -> dict[int, str]:
     return names
 
 
-def _modules(path: Path, value: Any) -> Iterator[tuple[Path, nn.Module]]:
-    if isinstance(value, nn.Module):
+def instances(kind: type[T], path: Path, value: Any) -> Iterator[tuple[Path, T]]:
+    """The objects of a class in a nest, each with where it stands; `path` is where the nest does."""
+    if isinstance(value, kind):
         yield path, value
     elif isinstance(value, Mapping):
         for key, entry in value.items():
-            yield from _modules((*path, str(key)), entry)
+            yield from instances(kind, (*path, str(key)), entry)
     elif isinstance(value, (list, tuple)):
         for at, entry in enumerate(value):
-            yield from _modules((*path, at), entry)
+            yield from instances(kind, (*path, at), entry)
 
 
 def parameters_of(optimizer: Optimizer) -> list[torch.Tensor]:

@@ -162,12 +162,17 @@ def row_strides(lse: Tensor) -> dict[str, int]:
 
 def variants(dim: int) -> tuple[Variant, ...]:
     """Tiles of M queries by N keys. The first spills no registers on sm_80 and sm_90 (dim 64: 24 bytes on sm_80)."""
-    if dim <= 64:
-        sizes = [(128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3)]
-    elif dim <= 128:
-        sizes = [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)]
-    else:
-        sizes = [(64, 32, 8, 2), (128, 32, 8, 2)]
+    return tiled(
+        dim,
+        [(128, 64, 4, 3), (128, 128, 8, 3), (64, 64, 4, 3)],
+        [(128, 64, 8, 3), (64, 64, 4, 3), (128, 128, 8, 2)],
+        [(64, 32, 8, 2), (128, 32, 8, 2)],
+    )
+
+
+def tiled(dim: int, *by_dim: list[tuple[int, int, int, int]]) -> tuple[Variant, ...]:
+    """Variants as (M, N, warps, stages): of dims up to 64, up to 128, and larger ones."""
+    sizes = by_dim[0 if dim <= 64 else 1 if dim <= 128 else 2]
     return tuple(Variant({"M": m, "N": n}, warps, stages) for m, n, warps, stages in sizes)
 
 

@@ -26,6 +26,7 @@ from monarch.stdlib.kernels.attention import (
     store_tile,
     strides,
     tile,
+    tiled,
 )
 from monarch.stdlib.kernels.launch import Variant, ceil_div, check_alike, launch
 
@@ -84,24 +85,12 @@ def attention_backward(
 
 def key_variants(dim: int) -> tuple[Variant, ...]:
     """Tiles of N keys that are held, by M queries. The first spills no registers on sm_90 (dim 256: 24 bytes)."""
-    if dim <= 64:
-        sizes = [(64, 128, 8, 2), (64, 64, 4, 2)]
-    elif dim <= 128:
-        sizes = [(64, 64, 8, 2), (32, 128, 8, 2)]
-    else:
-        sizes = [(16, 64, 8, 2)]
-    return tuple(Variant({"M": m, "N": n}, warps, stages) for m, n, warps, stages in sizes)
+    return tiled(dim, [(64, 128, 8, 2), (64, 64, 4, 2)], [(64, 64, 8, 2), (32, 128, 8, 2)], [(16, 64, 8, 2)])
 
 
 def query_variants(dim: int) -> tuple[Variant, ...]:
     """Tiles of M queries that are held, by N keys. The first spills no registers on sm_90."""
-    if dim <= 64:
-        sizes = [(128, 64, 8, 2), (64, 64, 4, 2)]
-    elif dim <= 128:
-        sizes = [(128, 64, 8, 2), (64, 64, 8, 2)]
-    else:
-        sizes = [(64, 32, 8, 2)]
-    return tuple(Variant({"M": m, "N": n}, warps, stages) for m, n, warps, stages in sizes)
+    return tiled(dim, [(128, 64, 8, 2), (64, 64, 4, 2)], [(128, 64, 8, 2), (64, 64, 8, 2)], [(64, 32, 8, 2)])
 
 
 @triton.jit

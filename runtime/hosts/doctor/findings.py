@@ -35,6 +35,10 @@ class Finding:
     do: tuple[str, ...] = ()
 
 
+def _lacks(what: str, found: str, *do: str) -> Finding:
+    return Finding(what, found, State.LACKING, do)
+
+
 @dataclass(frozen=True)
 class Section:
     title: str
@@ -67,11 +71,10 @@ def worst(found: tuple[Section, ...]) -> State:
 def _limits(limits: Limits, rdma: bool) -> Iterator[Finding]:
     cores = f"{limits.cores} of {limits.installed}" if limits.cores != limits.installed else f"{limits.cores}"
     if limits.quota is not None and limits.quota < limits.cores:
-        yield Finding(
+        yield _lacks(
             "cores",
             f"{cores}, and a quota of {limits.quota:g}: the control group stops all threads when it is used up",
-            State.LACKING,
-            (f"Give the container {limits.cores} CPUs, or bind it to as many cores as it may use (cpuset).",),
+            f"Give the container {limits.cores} CPUs, or bind it to as many cores as it may use (cpuset).",
         )
     else:
         yield Finding("cores", cores)
@@ -100,20 +103,17 @@ def _open_files(soft: int | None, hard: int | None) -> Finding:
     if hard is not None and hard < OPEN_FILES:
         do = [f"Raise the hard limit of {hard:,} too: /etc/security/limits.conf, or docker run --ulimit nofile=65536."]
     found = f"{soft:,} at most: enough for small meshes, not for hundreds of workers or hosts"
-    return Finding("open files", found, State.LACKING, tuple(do))
+    return _lacks("open files", found, *do)
 
 
 def _locked_memory(soft: int | None, hard: int | None) -> Finding:
     if soft is None:
         return Finding("locked memory", "no limit")
-    return Finding(
+    return _lacks(
         "locked memory",
         f"{format_bytes(soft)} may be registered with RDMA devices, and no more",
-        State.LACKING,
-        (
-            "ulimit -l unlimited" + ("." if hard is None else ", allowed by memlock in /etc/security/limits.conf."),
-            "A service: LimitMEMLOCK=infinity. A container: docker run --ulimit memlock=-1.",
-        ),
+        "ulimit -l unlimited" + ("." if hard is None else ", allowed by memlock in /etc/security/limits.conf."),
+        "A service: LimitMEMLOCK=infinity. A container: docker run --ulimit memlock=-1.",
     )
 
 
@@ -139,32 +139,29 @@ def _packages(versions: dict[str, str]) -> Iterator[Finding]:
 
 def _toolchain(tools: Toolchain, gpus: bool) -> Iterator[Finding]:
     if not tools.compiler:
-        yield Finding(
+        yield _lacks(
             "C++ compiler",
             "none: kernels run as separate torch ops, which is slower",
-            State.LACKING,
-            ("apt-get install g++ (or clang).",),
+            "apt-get install g++ (or clang).",
         )
     elif tools.compiler_error:
-        yield Finding(
+        yield _lacks(
             "C++ compiler",
             f"{tools.compiler} does not compile a small kernel: {tools.compiler_error}",
-            State.LACKING,
-            ("apt-get install g++ libc6-dev. Until then kernels run as separate torch ops.",),
+            "apt-get install g++ libc6-dev. Until then kernels run as separate torch ops.",
         )
     else:
         yield Finding("C++ compiler", tools.compiler)
     if tools.triton:
         yield Finding("Triton", tools.triton)
     elif gpus:
-        yield Finding(
+        yield _lacks(
             "Triton",
             "not installed: programs cannot be compiled for this machine's GPUs",
-            State.LACKING,
-            ("pip install 'monarchc[gpu]'",),
+            "pip install 'monarchc[gpu]'",
         )
     if tools.cache_error:
-        yield Finding("cache", tools.cache_error, State.LACKING, ("Name a folder of your own in MONARCH_CACHE.",))
+        yield _lacks("cache", tools.cache_error, "Name a folder of your own in MONARCH_CACHE.")
     else:
         what = f"{tools.built:,} kernels, {format_bytes(tools.built_bytes)}" if tools.built else "empty"
         yield Finding("cache", f"{tools.cache} ({what})")
@@ -183,21 +180,17 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
         return
     seen = ", ".join(machine.gpus_seen)
     if machine.torch_for:
-        yield Finding(
+        yield _lacks(
             "GPUs",
             f"{seen}: there, and torch, built for {machine.torch_for}, cannot use them",
-            State.LACKING,
-            (
-                'See what python -c "import torch; torch.zeros(1).cuda()" says: mostly the driver is too old,',
-                "or the container was started without them (docker run --gpus all).",
-            ),
+            'See what python -c "import torch; torch.zeros(1).cuda()" says: mostly the driver is too old,',
+            "or the container was started without them (docker run --gpus all).",
         )
     else:
-        yield Finding(
+        yield _lacks(
             "GPUs",
             f"{seen}: there, and this torch was built without GPUs",
-            State.LACKING,
-            ("Install a build of torch for them: https://pytorch.org/get-started/locally",),
+            "Install a build of torch for them: https://pytorch.org/get-started/locally",
         )
 
 
@@ -210,21 +203,20 @@ def _rdma(machine: Machine) -> Iterator[Finding]:
         ports = "; ".join(f"port {p.number} {p.state.lower()}, {p.link_layer}, {p.rate}" for p in device.ports)
         if not device.usable:
             do = ("Start the container with its devices: docker run --device=/dev/infiniband --cap-add=IPC_LOCK.",)
-            yield Finding(device.name, f"{ports}. It cannot be opened", State.LACKING, do)
+            yield _lacks(device.name, f"{ports}. It cannot be opened", *do)
         elif not active:
             do = (f"See rdma link show {device.name}: a cable, or its network interface, is down.",)
-            yield Finding(device.name, f"{ports or 'no ports'}. None is active", State.LACKING, do)
+            yield _lacks(device.name, f"{ports or 'no ports'}. None is active", *do)
         else:
             yield Finding(device.name, ports)
     if machine.rdma_missing:
         do = ("apt-get install python3-pyverbs ibverbs-providers, or pip install ibverbs.",)
-        yield Finding("library", machine.rdma_missing, State.LACKING, do)
+        yield _lacks("library", machine.rdma_missing, *do)
     if machine.gpus and not machine.peer_memory:
-        yield Finding(
+        yield _lacks(
             "GPU memory",
             "goes through host memory: RDMA devices do not reach it",
-            State.LACKING,
-            ("Use NVIDIA's open kernel modules (nvidia-open), or modprobe nvidia-peermem.",),
+            "Use NVIDIA's open kernel modules (nvidia-open), or modprobe nvidia-peermem.",
         )
     elif machine.gpus:
         yield Finding("GPU memory", f"is reached by RDMA devices ({machine.peer_memory})")
@@ -263,11 +255,11 @@ def _listening(files: Certificates, now: datetime) -> Iterator[Finding]:
         return
     names = f" for {', '.join(files.names)}" if files.names else ""
     if files.error:
-        yield Finding("TLS", files.error, State.LACKING, (files.remedy or remedy,))
+        yield _lacks("TLS", files.error, files.remedy or remedy)
     elif files.expires is None or files.expires - now >= SOON:
         until = "" if files.expires is None else f", valid until {files.expires:%Y-%m-%d}"
         yield Finding("TLS", f"certificates in {files.folder}{names}{until}")
     else:
         how = "expired on" if files.expires <= now else "expires on"
         found = f"the certificate in {files.folder}{names} {how} {files.expires:%Y-%m-%d}"
-        yield Finding("TLS", found, State.LACKING, (remedy,))
+        yield _lacks("TLS", found, remedy)
