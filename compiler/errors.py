@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import difflib
 import linecache
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -59,6 +60,12 @@ def notice_with(notice: Callable[[MonarchError], None]) -> None:
     """Register what is told of each error that is made, before it is raised."""
     global _notice
     _notice = notice
+
+
+def did_you_mean(name: str, known: Iterable[str], then: str = " ") -> str:
+    """ "did you mean data?", with `then` behind it, where one of the known names is near, else ""."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {close[0]}?{then}" if close else ""
 
 
 class MonarchError(Exception):

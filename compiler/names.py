@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from monarch.compiler.errors import did_you_mean
 from monarch.compiler.ops import OPS, MonarchOp
 from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
@@ -48,8 +49,8 @@ def find_op(name: str) -> Any:
             return operator.getitem
         if namespace in OPS:
             return OPS[namespace]
-        close = difflib.get_close_matches(namespace, ["getitem", *OPS], n=1)
-        raise UnknownOp(f"unknown op '{name}'", _did_you_mean(close) or f"the ops without a dot are {', '.join(OPS)}.")
+        hint = did_you_mean(namespace, ["getitem", *OPS], "") or f"the ops without a dot are {', '.join(OPS)}."
+        raise UnknownOp(f"unknown op '{name}'", hint)
     overload = ".".join(rest[1:])
     overload = "" if overload == "default" else overload
     try:
@@ -72,12 +73,8 @@ def _unknown(text: str, namespace: str, name: str, overload: str) -> UnknownOp:
         wanted = f"overload '{overload}'" if overload else "default overload"
         return UnknownOp(f"{namespace}.{name} has no {wanted}", f"its overloads are {', '.join(overloads)}.")
     close = difflib.get_close_matches(name, {entry.partition(".")[0] for entry in here}, n=1)
-    hint = _did_you_mean([f"{namespace}.{entry}" for entry in close])
+    hint = f"did you mean {namespace}.{close[0]}?" if close else ""
     return UnknownOp(f"unknown op '{text}'", hint or f"torch has no op '{name}' in the namespace '{namespace}'.")
-
-
-def _did_you_mean(close: list[str]) -> str:
-    return f"did you mean {close[0]}?" if close else ""
 
 
 def _constants() -> dict[str, Any]:

@@ -14,7 +14,7 @@ import torch
 from monarch.compiler.config import settings
 from monarch.compiler.context import Context, Pass
 from monarch.compiler.cost.cluster import Cluster
-from monarch.compiler.errors import GraphError, MonarchError
+from monarch.compiler.errors import GraphError, MonarchError, did_you_mean
 from monarch.compiler.execution.events import say, wanted
 from monarch.compiler.graph import Graph, provenance
 from monarch.compiler.kernels.fuse import FuseKernels, has_sized
@@ -179,11 +179,7 @@ def _passes_named(name: str, graph: Graph) -> list[Pass]:
         if dim in graph.partitioned:
             raise MonarchError(f"the graph is partitioned by '{dim}' already")
         return [PartitionByMesh(dim)]
-    close = difflib.get_close_matches(name, names, n=1)
-    raise MonarchError(
-        f"unknown pass {name!r}",
-        hint=(f"did you mean {close[0]}? " if close else "") + f"Passes are {', '.join(names)}.",
-    )
+    raise MonarchError(f"unknown pass {name!r}", hint=f"{did_you_mean(name, names)}Passes are {', '.join(names)}.")
 
 
 def partition_graph(graph: Graph, options: CompileOptions = DEFAULT) -> Graph:

@@ -9,13 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Mapping
-from difflib import get_close_matches
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
+from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, did_you_mean
 from monarch.compiler.symbols import is_named
 from monarch.compiler.text import parse_type
 from monarch.compiler.types import DTYPES, TensorType
@@ -38,11 +37,10 @@ def arguments_of(
     parameters = {name: p for name, p in signature.parameters.items() if p.kind not in _SEVERAL}
     for name in given:
         if name not in parameters:
-            near = get_close_matches(name, parameters, n=1)
-            hint = f"did you mean {near[0]}?\n" if near else ""
+            meant = did_you_mean(name, parameters, "\n")
             raise ProgramError(
                 f"--arg {name}: {path} has no parameter '{name}'",
-                hint=f"{hint}its parameters are {', '.join(parameters) or 'none'}.",
+                hint=f"{meant}its parameters are {', '.join(parameters) or 'none'}.",
             )
     mesh = program._mesh or find_environment(program.__wrapped__).mesh()
     example = _example(program, module, signature)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 
 from monarch.compiler.cli.screen import count, duration
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import MonarchError, did_you_mean
 from monarch.compiler.kernels.cpp.emit import emit as emit_cpp
 from monarch.compiler.kernels.templates import templates
 from monarch.compiler.kernels.triton.build import compile_launches
@@ -58,8 +57,7 @@ def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
     chosen = {key: kernel for key, kernel in kernels.items() if kernel.name == name}
     if not chosen and name not in templates:
         names = sorted({*templates, *(kernel.name for kernel in kernels.values())})
-        close = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names)}."
+        hint = did_you_mean(name, names, "") or f"it has {', '.join(names)}."
         raise MonarchError(f"{plan.name} has no kernel {name!r}", hint=hint)
     return chosen
 

@@ -30,7 +30,7 @@ from monarch.compiler.cli.arguments import arguments_of
 from monarch.compiler.cli.look import no_program
 from monarch.compiler.cli.without_workers import without_workers
 from monarch.compiler.cost.cluster import Cluster
-from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source
+from monarch.compiler.errors import LayoutError, MonarchError, ProgramError, Source, did_you_mean
 from monarch.compiler.graph import Graph
 from monarch.compiler.pipeline import compile_graph, compile_template
 from monarch.compiler.plan import CompileOptions, MeshSpec, Plan
@@ -360,8 +360,7 @@ def _find(module: ModuleType, file: Path, path: str) -> Program[Any, Any]:
         try:
             value = getattr(value, name)
         except AttributeError:
-            near = get_close_matches(path, programs(module), n=1)
-            hint = f"did you mean {near[0]}?\n" if near else ""
+            hint = did_you_mean(path, programs(module), "\n")
             where = f"'{reached}' of {file.name}" if reached else file.name
             raise ProgramError(f"{where} has no '{name}'", hint=hint + _known(file, module)) from None
         reached = f"{reached}.{part}" if reached else part

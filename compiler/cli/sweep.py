@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from monarch.compiler.cli.screen import amount, console, duration, heading, line
 from monarch.compiler.cli.values import read_mesh, read_pairs
 from monarch.compiler.cost.cluster import Cluster, cluster_of, load_cluster
 from monarch.compiler.cost.work import with_regions
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import MonarchError, did_you_mean
 from monarch.compiler.graph import Graph
 from monarch.compiler.inspect.estimate import Estimate, estimate
 from monarch.compiler.plan import Plan
@@ -206,10 +205,9 @@ def with_layouts(graph: Graph, overrides: list[tuple[str, str]]) -> Graph:
     if missed := [pattern for pattern, _ in overrides if pattern not in used]:
         names = sorted({StateKey.of(label).parameter for label in graph.states})
         patterns = list(dict.fromkeys(re.sub(r"(?<![^.])\d+(?![^.])", "*", name) for name in names))
-        near = difflib.get_close_matches(missed[0], [*patterns, *names], n=1)
         raise MonarchError(
             f"--layout: no parameter is called {missed[0]}",
-            hint=(f"did you mean {near[0]}? " if near else "")
+            hint=did_you_mean(missed[0], [*patterns, *names])
             + f"There are {', '.join(patterns[:12])}{', …' * (len(patterns) > 12)}.",
         )
     return graph

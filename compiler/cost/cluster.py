@@ -42,7 +42,7 @@ from typing import Any
 
 from monarch.compiler.cost.link import Link
 from monarch.compiler.cost.machine import MACHINES, Machine
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import MonarchError, did_you_mean
 from monarch.compiler.layout import ITEM_SIZES, MeshSpec
 from monarch.compiler.sizes import parse_bytes
 
@@ -154,12 +154,8 @@ def load_cluster(name: str) -> Cluster:
     file that is none."""
     path = Path(name) if name.endswith(".toml") else _SHIPPED / f"{name}.toml"
     if not name.endswith(".toml") and not path.is_file():
-        close = difflib.get_close_matches(name, shipped(), n=1)
-        raise MonarchError(
-            f"no machine {name[:60]!r}",
-            hint=(f"did you mean {close[0]}? " if close else "")
-            + f"There are {', '.join(shipped())}; a file of your own is named with .toml.",
-        )
+        there = f"There are {', '.join(shipped())}; a file of your own is named with .toml."
+        raise MonarchError(f"no machine {name[:60]!r}", hint=did_you_mean(name, shipped()) + there)
     try:
         return _cluster(path.stem, tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from monarch.compiler.errors import MonarchError, Source
 from monarch.compiler.inspect.values import further_results, line_of, report_of, source_of, types_text
-from monarch.compiler.inspect.why import Explanation, explain, label_of, named
+from monarch.compiler.inspect.why import Explanation, explain, named, near
 from monarch.compiler.sizes import format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -154,12 +153,8 @@ def _near(plan: Plan, wanted: str) -> str:
             and source.file.rpartition("/")[2] == match[1].rpartition("/")[2]
         }
         if lines:
-            near = sorted(sorted(lines, key=lambda line: abs(line - int(match[2])))[:3])
-            return f"lines of {match[1]} that became something: {', '.join(map(str, near))} are the nearest."
+            nearest = sorted(sorted(lines, key=lambda line: abs(line - int(match[2])))[:3])
+            return f"lines of {match[1]} that became something: {', '.join(map(str, nearest))} are the nearest."
         files = dict.fromkeys(source.file.rpartition("/")[2] for source in plan.sources)
         return f"the plan's lines are of {', '.join(files) or 'no file'}."
-    names = dict.fromkeys(value.name for value in report.values)
-    names |= dict.fromkeys(label_of(value) for value in report.values if value.op == "state")
-    names |= dict.fromkeys(value.module for value in report.values if value.module)
-    close = difflib.get_close_matches(wanted, names, n=3) or [name for name in names if wanted and wanted in name][:3]
-    return f"did you mean {' or '.join(close)}?" if close else "the plan's graph names its values: --text."
+    return near(report, wanted, (value.module for value in report.values if value.module))

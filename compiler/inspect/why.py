@@ -118,6 +118,14 @@ def named(report: Report, name: str) -> list[int]:
     return [number for number, value in enumerate(values) if name and value.traced == name]
 
 
+def near(report: Report, wanted: str, others: Iterable[str] = ()) -> str:
+    """A hint: which names of values, of states, or of `others`, are near."""
+    states = (label_of(value) for value in report.values if value.op == "state")
+    known = dict.fromkeys([*(value.name for value in report.values), *states, *others])
+    close = difflib.get_close_matches(wanted, known, n=3) or [name for name in known if wanted and wanted in name][:3]
+    return f"did you mean {' or '.join(close)}?" if close else "the plan's graph names its values: --text."
+
+
 class _Explainer:
     def __init__(self, plan: Plan, report: Report) -> None:
         self.plan = plan
@@ -165,13 +173,7 @@ class _Explainer:
     def find(self, wanted: str) -> list[int]:
         if found := named(self.report, wanted):
             return found
-        known = dict.fromkeys(
-            [*(value.name for value in self.values), *(label_of(value) for value in self.values if value.op == "state")]
-        )
-        close = difflib.get_close_matches(wanted, known, n=3)
-        close = close or [each for each in known if wanted and wanted in each][:3]
-        hint = f"did you mean {' or '.join(close)}?" if close else "the plan's graph names its values: --text."
-        raise MonarchError(f"plan '{self.plan.name}' has no value {wanted[:80]!r}", hint=hint)
+        raise MonarchError(f"plan '{self.plan.name}' has no value {wanted[:80]!r}", hint=near(self.report, wanted))
 
     # -- chains ----------------------------------------------------------------------------------------------------
 

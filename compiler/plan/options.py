@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass, replace
 
-from monarch.compiler.errors import MonarchError
+from monarch.compiler.errors import MonarchError, did_you_mean
 from monarch.compiler.sizes import parse_bytes
 
 TARGETS: dict[str, str] = {
@@ -130,23 +129,17 @@ def check_target(target: object) -> None:
     """Raise MonarchError, which lists the known targets, for an unknown one."""
     if target in TARGETS:
         return
-    close = difflib.get_close_matches(str(target), TARGETS, n=1)
     known = "\n".join(f"{name:<9} {what}" for name, what in TARGETS.items())
-    raise MonarchError(
-        f"unknown target {str(target)[:60]!r}",
-        hint=(f"did you mean {close[0]}? " if close else "") + f"Targets are\n{known}",
-    )
+    hint = f"{did_you_mean(str(target), TARGETS)}Targets are\n{known}"
+    raise MonarchError(f"unknown target {str(target)[:60]!r}", hint=hint)
 
 
 def check_backend(collectives: object, target: str | None = None) -> None:
     """Raise MonarchError for an unknown backend, or one that cannot move the tensors of a target's workers."""
     if collectives not in BACKENDS:
-        close = difflib.get_close_matches(str(collectives), BACKENDS, n=1)
         known = "\n".join(f"{name:<9} {what}" for name, what in BACKENDS.items())
-        raise MonarchError(
-            f"unknown collectives {str(collectives)[:60]!r}",
-            hint=(f"did you mean {close[0]}? " if close else "") + f"There are\n{known}",
-        )
+        hint = f"{did_you_mean(str(collectives), BACKENDS)}There are\n{known}"
+        raise MonarchError(f"unknown collectives {str(collectives)[:60]!r}", hint=hint)
     if target is None:
         return
     on_cpu = target == "cpu"
