@@ -305,8 +305,7 @@ def args_of(node: Node) -> tuple[Any, ...]:
 
 def provenance(node: Node) -> Provenance:
     """Where a node's op comes from."""
-    found: Provenance = node.meta.get("provenance", UNKNOWN)
-    return found
+    return node.meta.get("provenance", UNKNOWN)
 
 
 def is_of_named_size(node: Node) -> bool:

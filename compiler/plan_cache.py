@@ -71,8 +71,7 @@ def compile_kept(graph: Graph, options: CompileOptions, compiled: Compiled | Non
 
 
 def _compiled(graph: Graph, options: CompileOptions) -> Plan:
-    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options)
-    return plan
+    return load("monarch.compiler.pipeline:compile_graph")(graph, options)
 
 
 # -- keys --------------------------------------------------------------------------------------------------------------

@@ -42,21 +42,17 @@ def compile_graph(
     report = report or reports_are_wanted()  # a trace is read with the report of the plan that it measured
     if options.layouts:
         door = load("monarch.compiler.search.door:compile_found")
-        found: Plan = door(graph, options, report=report, kept=kept, before=before)
-        return found
+        return door(graph, options, report=report, kept=kept, before=before)
     if kept and not report:
-        known: Plan = load("monarch.compiler.plan_cache:compile_kept")(graph, options)
-        return known
-    plan: Plan = load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report)
-    return plan
+        return load("monarch.compiler.plan_cache:compile_kept")(graph, options)
+    return load("monarch.compiler.pipeline:compile_graph")(graph, options, report=report)
 
 
 def compile_template(graph: Graph, options: CompileOptions, scope: Scope) -> Template:
     """The plan of a traced graph of named sizes, for all that meet the conditions which the scope then has."""
     if _template is not None:
         return _template(graph, scope)
-    template: Template = load("monarch.compiler.pipeline:compile_template")(graph, options, scope)
-    return template
+    return load("monarch.compiler.pipeline:compile_template")(graph, options, scope)
 
 
 def compiles_templates() -> bool:
@@ -74,8 +70,7 @@ def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
     """A traced graph, partitioned for its mesh."""
     found = options.layouts != ""
     by = "monarch.compiler.search.door:partition_found" if found else "monarch.compiler.pipeline:partition_graph"
-    partitioned: Graph = load(by)(graph, options)
-    return partitioned
+    return load(by)(graph, options)
 
 
 _collector: list[Callable[[], None]] = []

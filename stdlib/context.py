@@ -223,8 +223,7 @@ def _sharded(
 
     given = () if documents is None else (documents,)
     layouts = (blocks, blocks, blocks, *(Layout.replicated(2).place(mesh_dim, 1) for _ in given))
-    made: torch.Tensor = local(run, layouts, blocks, mesh=mesh, dims=mesh_dim)(q, k, v, *given)
-    return made
+    return local(run, layouts, blocks, mesh=mesh, dims=mesh_dim)(q, k, v, *given)
 
 
 def _repeated(x: torch.Tensor, heads: int) -> torch.Tensor:

@@ -321,8 +321,7 @@ def _forward_of(model: nn.Module) -> Any:
             use_cache=True,
             **only,
         )
-        logits: Logits = found.logits
-        return logits
+        return found.logits
 
     return forward
 

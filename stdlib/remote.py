@@ -136,8 +136,7 @@ class RemoteOp(Remote[P, R]):
         name, op = _op_of(call, len(operands), len(made))
         self._note(name, call, leaves, places)
         found = op(*operands)
-        results: R = pytree.tree_unflatten([found] if isinstance(found, torch.Tensor) else list(found), structure)
-        return results
+        return pytree.tree_unflatten([found] if isinstance(found, torch.Tensor) else list(found), structure)
 
     def _call(
         self, leaves: list[Any], spec: pytree.TreeSpec, places: list[Any]

@@ -57,8 +57,7 @@ def operand(value: Any, kind: type, mesh: Mesh) -> DistributedTensor:
                 number = recording.lift(value, alone=True)
                 recording.put(Op(aten.full.default, ((), number), (("dtype", dtype),), result, *source_now()))
                 return recording.new(fake, result, ())
-    made: DistributedTensor = record(aten.full.default, ([], value), {"dtype": dtype}, mesh)
-    return made
+    return record(aten.full.default, ([], value), {"dtype": dtype}, mesh)
 
 
 class Unknown(Exception):

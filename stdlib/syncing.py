@@ -113,8 +113,7 @@ def _program(pairs: list[Pair], version: DistributedTensor) -> Callable[[torch.T
             assert same.all(), "monarch.sync: what arrived is not what was sent"
         version.copy_(number)
 
-    made: Any = program(sync, mesh=version.mesh)
-    return made
+    return program(sync, mesh=version.mesh)
 
 
 def _tensors(state: State, what: str) -> dict[str, DistributedTensor]:

@@ -185,8 +185,7 @@ def _read(
 
 
 def _whole(path: str | Path) -> Plan:
-    found: Plan = load("monarch.compiler.plan.file:load_plan")(path)
-    return found
+    return load("monarch.compiler.plan.file:load_plan")(path)
 
 
 def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:

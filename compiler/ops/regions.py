@@ -17,8 +17,7 @@ def regions_of(graph: Graph, node: fx.Node) -> list[Graph]:
 
 def names_of(node: fx.Node) -> list[str]:
     """The names of the regions of an op that has some."""
-    names: list[str] = args_of(node)[ops.regions_at(node.target)]
-    return names
+    return args_of(node)[ops.regions_at(node.target)]
 
 
 def acts_for_itself(graph: Graph, node: fx.Node) -> bool:

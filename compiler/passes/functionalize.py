@@ -333,8 +333,7 @@ def _constant(value: int) -> Any:
 
 def _given(op: Op) -> Value:
     """What a factory gives, or what it writes: `torch.zeros(3, out=x)`."""
-    given: Value = op.argument("out") if op.out is None else op.out
-    return given
+    return op.argument("out") if op.out is None else op.out
 
 
 def _give(self: Functionalizer, op: Op, node: fx.Node) -> None:

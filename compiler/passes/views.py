@@ -28,8 +28,7 @@ def read_view(emit: Emitter, value: Value, base: fx.Node) -> fx.Node:
     step, parent = value.view, value.parent
     reader = None if step.func is aten.view.dtype else of_packet(step.func.overloadpacket, "read")
     if reader is not None:
-        read: fx.Node = reader(emit, value, parent, base)
-        return read
+        return reader(emit, value, parent, base)
     out = emit.call(step.func, base, *emit.decode(step.args), type=value.type, **emit.decode_kwargs(step.kwargs))
     return out if step.output is None else emit.item(out, step.output, value.type)
 
@@ -45,8 +44,7 @@ def write_view(emit: Emitter, value: Value, base: fx.Node, new: fx.Node) -> fx.N
             hint="write out of place, or to the tensor that is viewed.",
             source=emit.source,
         )
-    written: fx.Node = writer(emit, value, parent, base, new)
-    return written
+    return writer(emit, value, parent, base, new)
 
 
 def argument(value: Value, position: int, name: str, default: Any = None) -> Any:

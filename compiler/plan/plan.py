@@ -208,5 +208,4 @@ class Plan:
     def load(path: str, *, report: bool = True) -> Plan:
         """Read a `.mplan` file; without its report, which only looking needs, in half the time. Raises PlanError where
         it is truncated, edited, of another version, or no plan at all."""
-        plan: Plan = files().load_plan(path, report=report)
-        return plan
+        return files().load_plan(path, report=report)

@@ -146,8 +146,7 @@ def _reduced(call: Call, rule: Rule, factor: str, name: str) -> Fill:
         return 0.0 if call.get("accumulate") and each_its_own else None
     if name in ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "native_batch_norm_backward"):
         return 0.0
-    found: Fill = find(call.target, "padding")
-    return found
+    return find(call.target, "padding")
 
 
 def is_reduced(rule: Rule, factor: str) -> bool:

@@ -392,8 +392,7 @@ def _narrowed(again: Recompute) -> tuple[Any, Any]:
 
 def _call_of(value: fx.Node) -> fx.Node:
     """The call that a value is a result of: the value itself, but for an element of several."""
-    producer: fx.Node = args_of(value)[0] if value.target is operator.getitem else value
-    return producer
+    return args_of(value)[0] if value.target is operator.getitem else value
 
 
 def _operands(call: fx.Node, values: Sequence[fx.Node]) -> list[fx.Node]:

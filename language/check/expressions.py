@@ -80,8 +80,7 @@ class Expressions(Follower):
         """What an expression is; its parts are gone through."""
         handler = getattr(self, f"_e_{type(node).__name__.lower()}", None)
         if handler is not None:
-            value: AbstractValue = handler(node, frame)
-            return value
+            return handler(node, frame)
         for part in ast.iter_child_nodes(node):
             if isinstance(part, ast.expr):
                 self.expression(part, frame)

@@ -78,8 +78,7 @@ def distribute(
         if tensor.mesh is mesh:
             return tensor.redistribute(spec)
     if tensor.grad_fn is not None and torch.is_grad_enabled():
-        moved: DistributedTensor = _Moved.apply(tensor, mesh, type_.with_layout(spec))
-        return moved
+        return _Moved.apply(tensor, mesh, type_.with_layout(spec))
     placed = place(
         _fetched(tensor).requires_grad_(tensor.is_leaf and tensor.requires_grad), mesh, type_.with_layout(spec)
     )
@@ -129,8 +128,7 @@ def _zeros(mesh: Mesh, type: TensorType) -> Cell:
     with outside_programs(), torch.no_grad():
         laid_out = constrain(zeros(mesh, type.shape, type.dtype), type.layout)
         mesh.flush()
-    cell: Cell = laid_out._ref.cell
-    return cell
+    return laid_out._ref.cell
 
 
 def module_to_mesh(
@@ -251,8 +249,7 @@ def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike
         )
     layouts = choose_layouts(module, mesh)
     say("layouts", layouts.why)
-    chosen: Mapping[str, LayoutLike] = layouts
-    return chosen
+    return layouts
 
 
 def _names(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -277,10 +274,8 @@ def _of_rank(layout: Any, tensor: torch.Tensor, name: str) -> LayoutLike | None:
             raise LayoutError(
                 f"no layout for '{name}', which has {tensor.ndim} dims", hint=f"the ranks given are {sorted(layout)}."
             )
-        found: LayoutLike | None = layout[tensor.ndim]
-        return found
-    result: LayoutLike | None = layout
-    return result
+        return layout[tensor.ndim]
+    return layout
 
 
 def _fully_sharded(tensor: torch.Tensor, mesh: Mesh) -> Layout | None:

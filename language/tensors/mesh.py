@@ -264,8 +264,7 @@ class Mesh(MeshAlgebra):
             notes.append("closed")
         elif self._workers.executor is None:
             notes.append("not started yet")
-        html: str = load("monarch.compiler.inspect.html:mesh_html")(self.spec, self.ranks, " · ".join(notes))
-        return html
+        return load("monarch.compiler.inspect.html:mesh_html")(self.spec, self.ranks, " · ".join(notes))
 
     def __getitem__(self, dims: str | Sequence[str]) -> Mesh:
         """The sub-mesh along one or several dims that holds worker 0: the first position along all the others."""
@@ -529,8 +528,7 @@ class Mesh(MeshAlgebra):
         self._programs[key] = program
         while len(self._programs) > _PROGRAMS:
             del self._programs[next(iter(self._programs))]
-        result: R = program(*args, **kwargs)
-        return result
+        return program(*args, **kwargs)
 
     def flush(self, program: str = "") -> None:
         """Run what was recorded eagerly on this mesh and not run yet. Before the call of a `program`, a lost mesh fails

@@ -286,15 +286,13 @@ class DistributedTensor(_Base):
     def redistribute(self, layout: LayoutLike) -> DistributedTensor:
         """The same tensor in another layout, which its gradient gets too."""
         type_ = TensorType(self.dtype, tuple(self.shape))
-        laid_out: DistributedTensor = operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor"))
-        return laid_out
+        return operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor"))
 
     def reduce(
         self, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
     ) -> DistributedTensor:
         """What the workers along mesh dims have of a tensor that varies along them, reduced: see `monarch.reduce`."""
-        reduced: DistributedTensor = operations.reduce(self, dims, reduction, scatter, mesh)
-        return reduced
+        return operations.reduce(self, dims, reduction, scatter, mesh)
 
     def slice_mesh(self, **positions: int) -> Any:
         """The tensor as the workers at a position along mesh dims have it: `x.slice_mesh(data=0).to_mesh(x.mesh)` is
@@ -325,8 +323,7 @@ class DistributedTensor(_Base):
         `to`, and has a gradient. To other meshes it goes outside of programs alone, through this process, which waits
         for it. Raises LayoutError where a mesh dim along which it varies is missing there, or of another size, and
         ProgramError in a program on meshes that cannot be one program's, and for a gradient that cannot come back."""
-        moved: DistributedTensor = operations.to_mesh(self, mesh)
-        return moved
+        return operations.to_mesh(self, mesh)
 
     def wait(self) -> DistributedTensor:
         """Wait until the workers have computed it, and raise what went wrong there."""
@@ -411,8 +408,7 @@ class DistributedTensor(_Base):
         elif not placed:
             notes.append("its layout is not chosen yet")
         draw = load("monarch.compiler.inspect.html:tensor_html")
-        html: str = draw(self._ref.type, mesh.spec, mesh.ranks, notes, error, placed)
-        return html
+        return draw(self._ref.type, mesh.spec, mesh.ranks, notes, error, placed)
 
     def __str__(self) -> str:
         if operations.is_tracing():

@@ -26,7 +26,6 @@ class State(Protocol):
 
     def restored(self) -> None:
         """The mesh was healed."""
-        ...
 
 
 class Workers:

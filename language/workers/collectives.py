@@ -52,8 +52,7 @@ def reduce(tensors: T, dims: Dims = (), reduction: str = "sum", scatter: bool = 
             hint="reduce on the tensor's own mesh: leave mesh= out.",
             source=user_source(),
         )
-    made: T = _pytree.tree_map_only(torch.Tensor, lambda x: _reduced(x, dims, reduction, scatter), tensors)
-    return made
+    return _pytree.tree_map_only(torch.Tensor, lambda x: _reduced(x, dims, reduction, scatter), tensors)
 
 
 def _reduced(x: torch.Tensor, dims: Dims, reduction: str, scatter: bool) -> DistributedTensor:
@@ -70,8 +69,7 @@ def _reduced(x: torch.Tensor, dims: Dims, reduction: str, scatter: bool) -> Dist
     made = tensor.to(torch.int64) if tensor.dtype == torch.bool and reduction in ("sum", "prod") else tensor
     for dim in reversed(names):
         made = from_varying(made, dim, _REDUCTIONS[reduction])
-    reduced: DistributedTensor = made / made.mesh.size(names) if reduction in ("avg", "mean") else made
-    return reduced
+    return made / made.mesh.size(names) if reduction in ("avg", "mean") else made
 
 
 def _stacked(tensor: DistributedTensor, names: tuple[str, ...], reduction: str, scatter: bool) -> DistributedTensor:
@@ -98,8 +96,7 @@ def _stacked(tensor: DistributedTensor, names: tuple[str, ...], reduction: str, 
         made = to_varying(made, dim, 1).squeeze(1) if scatter else made
     else:
         made = to_varying(_reduced(tensor, dim, reduction, False), dim, 0).squeeze(0)
-    stacked: DistributedTensor = made
-    return stacked
+    return made
 
 
 def all_gather(x: torch.Tensor, dims: Dims, dim: int = 0) -> DistributedTensor:
@@ -138,8 +135,7 @@ def all_to_all(x: torch.Tensor, dims: Dims, split: int = 0, concat: int = 0) -> 
         for name in names:
             parts = to_varying(parts, name, split + 1)
         parts = parts.squeeze(split + 1).movedim(0, split).flatten(split, split + 1)
-        made: DistributedTensor = parts
-        return made
+        return parts
     for name in reversed(names):
         tensor = from_varying(tensor, name, concat)
     for name in names:

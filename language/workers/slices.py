@@ -77,8 +77,7 @@ def to_mesh(tensor: DistributedTensor, mesh: Mesh) -> DistributedTensor:
     moved: Any = _moved(blocks, mesh, layout)
     for dim in own:
         moved = to_varying(moved, dim, 0).squeeze(0)
-    made: DistributedTensor = moved
-    return made
+    return moved
 
 
 def _moved(tensor: DistributedTensor, mesh: Mesh, layout: Layout | None) -> DistributedTensor:

@@ -36,29 +36,24 @@ class Recipients(Protocol):
     @property
     def _label(self) -> str:
         """What errors call these actors: the name they were spawned with."""
-        ...
 
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Send to all: a future of a ValueMesh over `_shape`."""
-        ...
 
     def _ask_one(
         self, place: int, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Future[Any]:
         """Send to one: a future of its reply."""
-        ...
 
     def _ask_shards(
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Shards[Any]:
         """Send to all: their replies, which stay where they are."""
-        ...
 
     def _ask_each(
         self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Iterator[Future[Any]]:
         """Send to all: a future for each reply, in the order in which they come."""
-        ...
 
     def _tell(
         self,
@@ -69,7 +64,6 @@ class Recipients(Protocol):
         port: Port[Any] | None,
     ) -> None:
         """Send to one, or (None) to all; replies go to `port`, which may be anybody's, or nowhere."""
-        ...
 
 
 class Endpoint(Generic[P, R]):
@@ -170,10 +164,9 @@ class Endpoint(Generic[P, R]):
         loops, checkpoints and pipelines.
         """
         self._check(args, kwargs)
-        made: R = load("monarch.language.placing.referred:referred")(
+        return load("monarch.language.placing.referred:referred")(
             self, self._method.propagate, args, kwargs, f"{self._recipients._label}.{self._method.name}"
         )
-        return made
 
     def _check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._method.check(args, kwargs, f"{self._recipients._label}.{self._method.name}")

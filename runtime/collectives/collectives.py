@@ -97,13 +97,11 @@ class Collectives:
         return self._backends[backend]
 
     def _process_groups(self) -> ProcessGroups:
-        groups: ProcessGroups = load("monarch.runtime.collectives.process_groups:ProcessGroups")(self, self._network)
-        return groups
+        return load("monarch.runtime.collectives.process_groups:ProcessGroups")(self, self._network)
 
     def _streamed(self) -> Streamed:
         library = load("monarch.runtime.collectives.nccl:Nccl")()
-        streamed: Streamed = load("monarch.runtime.collectives.streamed:Streamed")(self, self._network, library)
-        return streamed
+        return load("monarch.runtime.collectives.streamed:Streamed")(self, self._network, library)
 
     def close(self) -> None:
         for backend in self._backends.values():

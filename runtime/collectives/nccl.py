@@ -96,8 +96,7 @@ class Nccl:
         return backend
 
     def failed(self, work: Any) -> Exception | None:
-        found: Exception | None = work.exception()
-        return found
+        return work.exception()
 
     def abort(self, backend: Any) -> None:
         backend.abort()

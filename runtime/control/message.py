@@ -41,9 +41,7 @@ class Service(Protocol):
 
     def receive(self, message: Message) -> None:
         """Carry out a message. What it raises is logged, and told the controller as the loss of this host."""
-        ...
 
     def detached(self) -> None:
         """The controller has gone, or is out of reach: end what runs for it. Called once, after the last message; where
         the controller was lost, messages that were not begun are left out."""
-        ...

@@ -43,27 +43,21 @@ class Watched(Protocol):
 
     def finished(self) -> int:
         """How many commands all workers have finished. Takes no lock."""
-        ...
 
     def asked(self) -> int:
         """How many commands the workers were given, and see. Takes no lock."""
-        ...
 
     def marks(self) -> Sequence[int]:
         """How far the workers are. Takes no lock."""
-        ...
 
     def seen(self) -> Mapping[int, WorkerProgress]:
         """The workers by rank; those of a host that does not answer are left out."""
-        ...
 
     def lose(self, rank: int, how: str) -> None:
         """This worker is the end of the mesh, which whoever waits for it hears. Takes no lock: they may have it."""
-        ...
 
     def take_in(self) -> None:
         """Take in what has come, without waiting. With the lock held. Raises MonarchError where the mesh has ended."""
-        ...
 
 
 class Stall:

@@ -81,15 +81,12 @@ class ActorsHere(Protocol):
     def start(self, head: dict[str, Any], reached: dict[str, Any]) -> str:
         """Start an agent for them; gives its address. `reached` is how this host is: bind, advertise, tls. Raises
         MonarchError."""
-        ...
 
     def processes(self, ranks: range, actor_processes: dict[str, Any]) -> Processes:
         """Their processes, for workers of these ranks to be in. Raises MonarchError where they have ended."""
-        ...
 
     def end(self) -> None:
         """End the agent, if there is one, and all that it has started."""
-        ...
 
 
 class HostService:

@@ -71,7 +71,6 @@ class Running(Protocol):
 
     def where(self, frame: FrameType) -> str:
         """Where in it a frame is, in words; "" if the frame is none of its own."""
-        ...
 
 
 running: weakref.WeakSet[Running] = weakref.WeakSet()

@@ -47,5 +47,4 @@ def before(name: str) -> None:
 
 def role(name: str) -> Callable[..., Any]:
     """The function that a role names. Its module is imported, unless that was done before."""
-    found: Callable[..., Any] = load(name)
-    return found
+    return load(name)

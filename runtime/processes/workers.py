@@ -44,11 +44,9 @@ class Processes(Protocol):
     @property
     def alive(self) -> bool:
         """False once all workers are gone because what they depend on is."""
-        ...
 
     def number(self) -> int:
         """A number for workers that are to be started."""
-        ...
 
     def start(
         self,
@@ -64,20 +62,16 @@ class Processes(Protocol):
     ) -> None:
         """Start workers whose first command has the number `first`, beside those that there are of this `number`.
         Raises OSError where a limit is reached."""
-        ...
 
     def messages(self, mesh: int, seconds: float = 0.0) -> deque[dict[str, Any]]:
         """What has become of them, as the warm parent says it ("started", "exited"); whoever has acted on a message
         drops it. Waits up to `seconds` where there is nothing."""
-        ...
 
     def stop(self, mesh: int) -> None:
         """End them, if there are any, also from a finalizer."""
-        ...
 
     def wait_ended(self, mesh: int) -> None:
         """Wait until they have ended."""
-        ...
 
 
 class Workers:

@@ -130,8 +130,7 @@ def address_of(view: memoryview) -> int:
     """Where its bytes are; 0 where there are none."""
     if not view.nbytes:
         return 0
-    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
-    return address
+    return np.frombuffer(view, np.uint8).__array_interface__["data"][0]
 
 
 def file_of(memory: Memory) -> tuple[int, int] | None:

@@ -102,12 +102,10 @@ class Work(Protocol):
 
     def then(self, call: Callable[[], None]) -> None:
         """Call the function at the end, on the thread that finishes the work; at once if it is finished."""
-        ...
 
     def wait(self, timeout: float | None = None, check: Check | None = None) -> int | None:
         """Wait for the end. Gives the old word for atomics, None otherwise. Raises LinkLost, AccessRefused, what
         `check` raises (the work then goes on), or TimeoutError (too)."""
-        ...
 
 
 class Link(Protocol):
@@ -123,26 +121,21 @@ class Link(Protocol):
 
     def put(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> Work:
         """Write `source` into the region, from byte `offset`. `source` must not change before the work is finished."""
-        ...
 
     def get(self, target: Memory, region: Region, offset: int = 0) -> Work:
         """Fill `target` from the region, from byte `offset`."""
-        ...
 
     def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
         """Like `put`, and nothing tells when it is finished: `source` must stay as it is until the peer says, by a
         signal of its own, that it has what it needs. The cheapest way to send. What goes wrong breaks the link.
         Blocks only as long as the transport's own buffers are full; raises LinkLost."""
-        ...
 
     def fetch_add(self, region: Region, offset: int, value: int) -> Work:
         """Add to the signed 8-byte word at byte `offset` (a multiple of 8; wraps around); the work gives the old
         word. Atomic with all other atomics on that word, over whichever transport they come."""
-        ...
 
     def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> Work:
         """Store `desired` in the word if it is `expected`; the work gives the old word."""
-        ...
 
     def close(self) -> None: ...
 

@@ -28,15 +28,12 @@ class Sending(Protocol):
 
     def can_send(self) -> None:
         """Raises LinkLost where the link has ended, or is being closed."""
-        ...
 
     def send_failed(self, error: OSError) -> None:
         """Called without the lock, on the I/O thread."""
-        ...
 
     def interrupted(self) -> None:
         """A frame stays half out."""
-        ...
 
     @property
     def alive(self) -> bool: ...

@@ -120,37 +120,29 @@ class Transport(Protocol):
 
     def available(self) -> str | None:
         """Why it cannot be used in this process at all, or None where it can. Asked once."""
-        ...
 
     def register(self, owned: Owned) -> dict[str, Any] | None:
         """Make the memory reachable for peers; gives what they need, as plain JSON data (it becomes
         `region.details[name]`), or None where this transport adds nothing for such memory. Raises MonarchError."""
-        ...
 
     def drop(self, owned: Owned) -> None:
         """Take it back: when this returns no peer reads or writes the memory through this transport."""
-        ...
 
     def offer(self, peer: Address) -> Offer:
         """At the dialer: what to say. Raises Unsuitable."""
-        ...
 
     def accept(self, stream: Stream, details: Mapping[str, Any], files: Sequence[int]) -> Accepted:
         """At the acceptor, on the I/O thread: must not block. The details come from an authenticated peer, and are
         checked all the same. The files are this transport's to close. Raises Unsuitable."""
-        ...
 
     def dial(self, stream: Stream, offer: Offer, details: Mapping[str, Any], files: Sequence[int]) -> StreamLink:
         """At the dialer: make the link from the acceptor's answer. Raises Unsuitable."""
-        ...
 
     def withdraw(self, offer: Offer) -> None:
         """The acceptor refused this offer, or nothing came back: free what it holds."""
-        ...
 
     def close(self) -> None:
         """The endpoint is closed, and all its links are."""
-        ...
 
 
 TRANSPORTS = {
@@ -168,5 +160,4 @@ IN_THE_CLEAR = frozenset({"verbs"})
 
 def load(name: str) -> type[Any]:
     module, _, attribute = TRANSPORTS[name].partition(":")
-    found: type[Any] = getattr(importlib.import_module(module), attribute)
-    return found
+    return getattr(importlib.import_module(module), attribute)

@@ -94,8 +94,7 @@ class _Listener(Actor):
         self._there: Connector = there.slice(**dict(at))
         host, port = _address(address(at) if callable(address) else address)
         self._server = await asyncio.start_server(self._accept, host, port, limit=_PIECE)
-        found: int = self._server.sockets[0].getsockname()[1]
-        return found
+        return self._server.sockets[0].getsockname()[1]
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.ensure_future(self._forward(next(self._numbers), reader, writer))

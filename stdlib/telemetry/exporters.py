@@ -21,7 +21,6 @@ class Exporter(Protocol):
 
     def export(self, tables: Tables) -> None:
         """Take the rows. Raises OSError where they cannot be written."""
-        ...
 
 
 class Prometheus:

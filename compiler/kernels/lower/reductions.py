@@ -166,8 +166,7 @@ _norm("aten._fused_rms_norm_backward", 1, {0: _inner, 1: _outer})
 
 def _call(node: fx.Node) -> fx.Node:
     """The call whose result number so and so a node is."""
-    call: fx.Node = args_of(node)[0]
-    return call
+    return args_of(node)[0]
 
 
 def _statistics(lower: Lowering, call: fx.Node, at: At) -> tuple[int, int]:

@@ -20,8 +20,7 @@ def _transparent(*names: str) -> Any:
 
 
 def _source(node: fx.Node) -> fx.Node:
-    source: fx.Node = args_of(node)[0]
-    return source
+    return args_of(node)[0]
 
 
 @_transparent("aten.view", "aten.reshape", "aten._unsafe_view", "aten.unsqueeze", "aten.squeeze", "aten.flatten")

@@ -98,8 +98,7 @@ def awaited_in(frame: FrameType | None) -> Future[Any] | None:
     """The future for which a thread waits, without a timeout, in its innermost frame."""
     if frame is None or frame.f_code is not Future._wait.__code__ or frame.f_locals.get("timeout") is not None:
         return None
-    found: Future[Any] = frame.f_locals["self"]
-    return found
+    return frame.f_locals["self"]
 
 
 def awaited_by(coroutine: Any) -> Future[Any] | None:
@@ -108,8 +107,7 @@ def awaited_by(coroutine: Any) -> Future[Any] | None:
         coroutine = further
     if getattr(coroutine, "gi_code", None) is not Future.__await__.__code__ or coroutine.gi_frame is None:
         return None
-    found: Future[Any] = coroutine.gi_frame.f_locals["self"]
-    return found
+    return coroutine.gi_frame.f_locals["self"]
 
 
 def frame_of(thread: threading.Thread) -> FrameType | None:

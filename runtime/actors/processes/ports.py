@@ -69,11 +69,9 @@ class Waiting(Protocol):
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
         """A reply, the first from its place or not. True once nothing more is expected: the port is closed then."""
-        ...
 
     def lost(self, address: str, why: str) -> bool:
         """A process has ended, and all that it sent before has been taken. True as in `take`."""
-        ...
 
 
 class Pending(Protocol):

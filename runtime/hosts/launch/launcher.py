@@ -40,19 +40,15 @@ class Launcher(Protocol):
 
     def place(self) -> Sequence[str]:
         """Get machines, and give for each the address, without a port, on which its agent is to listen."""
-        ...
 
     def start(self, credentials: Sequence[Credentials]) -> Sequence[str]:
         """Start an agent on each, and give where they listen: "10.0.0.1:4242"."""
-        ...
 
     def ended(self) -> Mapping[int, str]:
         """The agents that have ended, by number, and how. Does not wait."""
-        ...
 
     def close(self) -> None:
         """End all agents, and give the machines back. Idempotent."""
-        ...
 
 
 class LaunchedHosts:

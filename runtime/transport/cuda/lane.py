@@ -15,15 +15,12 @@ class Job(Protocol):
     @property
     def alone(self) -> bool:
         """Whether all before it have ended when it begins, and none after it begins before its end."""
-        ...
 
     def begin(self) -> None:
         """Launch what is to be done; may block."""
-        ...
 
     def end(self) -> None:
         """Wait for it, and tell who waits."""
-        ...
 
 
 class Lane:

@@ -117,7 +117,6 @@ class Completions(Protocol):
 
     def take(self) -> list[Completion]:
         """All completions that there are, after asking to be told of the next one: none can slip in between."""
-        ...
 
     def close(self) -> None: ...
 
@@ -157,7 +156,6 @@ class Device(Protocol):
 
     def register_dmabuf(self, fd: int, offset: int, size: int, access: int) -> MemoryRegion:
         """Register `size` bytes of a dma-buf from byte `offset`."""
-        ...
 
     def completions(self, depth: int) -> Completions: ...
 
@@ -171,7 +169,6 @@ class Library(Protocol):
 
     def devices(self) -> Sequence[str]:
         """The names of all. Raises VerbsFailed."""
-        ...
 
     def open(self, device: str) -> Device: ...
 

@@ -50,8 +50,7 @@ class Api:
     def find(self, kind: str, selector: str) -> list[Object]:
         """The objects whose labels the selector matches."""
         said = self._request(f"list {kind}", "GET", f"{kind}?{urlencode({'labelSelector': selector})}")
-        found: list[Object] = json.loads(said)["items"]
-        return found
+        return json.loads(said)["items"]
 
     def delete_all(self, kind: str, selector: str) -> None:
         """Delete the objects whose labels the selector matches, as far as there are any."""
