@@ -27,6 +27,7 @@ from monarch.language.programs.classify import kind_of
 from monarch.language.programs.held import MISSING
 from monarch.language.programs.kinds import Tensor, is_users_own_module
 from monarch.language.programs.library import Library
+from monarch.language.programs.reads import FORWARDS, Asked, Reads, asked
 from monarch.language.programs.settings import COLLECTOR, SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.scalar import Scalar
@@ -113,6 +114,8 @@ class _Code:
     """What it imports: module, level and names."""
     types: dict[int, str]
     """The lines that ask for a type, and the variable whose it is ("" for another expression)."""
+    asked: Asked
+    """What it asks objects for, where it is the user's."""
 
 
 _codes: dict[int, tuple[CodeType, _Code]] = {}
@@ -135,10 +138,12 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     identifies: tuple[tuple[str, ...], ...] = ()
     types: dict[int, str] = {}
     imports: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
+    asks = Asked()
     if users:
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
         imports = tuple(_imports(steps))
         types = _asked_types(steps)
+        asks = asked(steps, texts, code.co_names)
         loaded = tuple(dict.fromkeys(str(step.argval) for step in steps if step.opname in _OF_GLOBALS))
         computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(steps)
         shows = not _SHOWS.isdisjoint(code.co_names) or any(step.opname.startswith("FORMAT_") for step in steps)
@@ -150,7 +155,7 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
         identifies = tuple(_identified(code, steps))
     elif str(names.get("__name__")).partition(".")[0] in _OF_ANY_OBJECT:
         computes = code.co_name in _ANY_NAME or not _ANY_NAME.isdisjoint(code.co_names)
-    found = _Code(code.co_names, loaded, texts, computes, shows, compares, identifies, users, imports, types)
+    found = _Code(code.co_names, loaded, texts, computes, shows, compares, identifies, users, imports, types, asks)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
 
@@ -254,6 +259,9 @@ class Entered:
         """The user's code that was entered."""
         self.met: dict[int, dict[str, Any]] = {}
         self.attributes: set[str] = set()
+        self.reads = Reads()
+        self._handing: set[int] = set()
+        """The code, by id, that hands objects of the user's to functions of libraries."""
         self.reads_grad = False
         """Whether the user's own code may have read a gradient."""
         self.computes = self.shows = self.compares = False
@@ -299,6 +307,8 @@ class Entered:
             return None if self._before is None else self._before(frame, event, argument)
         if id(code) not in self.met or self.met[id(code)] is not frame.f_globals:
             self.meet(frame)
+        if frame.f_back is not None and id(frame.f_back.f_code) in self._handing and id(code) not in self._handing:
+            self.reads.give(frame)
         asks = self._asking.get(id(code))
         if self._before is not None:
             self.asks_type = self.asks_type or asks is not None
@@ -348,6 +358,8 @@ class Entered:
             self._of_library(code, known, frame)
             return
         self.codes.append(code)
+        self._handing.add(id(code))
+        self.reads.enter(known.asked)
         self.reads_grad = self.reads_grad or known.computes or "grad" in known.names or "grad" in known.texts
         if self._scalars and known.types:
             self._asking[id(code)] = known.types
@@ -415,8 +427,11 @@ class Entered:
 
     def _of_library(self, code: CodeType, known: _Code, frame: FrameType) -> None:
         self.attributes.update(known.names, known.texts)
+        self.reads.of_library((*known.names, *known.texts))
         self.library.enter(code, frame.f_globals)
         module = frame.f_globals.get("__name__", "")
+        if module in FORWARDS:
+            self._handing.add(id(code))
         caller = frame.f_back
         if known.computes:
             del self.met[id(code)]  # our own code calls it too
@@ -454,9 +469,9 @@ class Entered:
         """Note a call whose answer no guard can expect."""
         if self.unknown is not None:
             return
-        for name, asked in _UNKNOWN_ATTRIBUTES.items():
+        for name, told in _UNKNOWN_ATTRIBUTES.items():
             if name in known.names:
-                self.unknown = asked, line_of(code, name)
+                self.unknown = told, line_of(code, name)
                 return
         for name in known.globals:
             value = names.get(name, _UNKNOWN_BUILTINS.get(name))

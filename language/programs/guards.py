@@ -155,6 +155,7 @@ class Guards:
 
     def _build(self, roots: list[tuple[Path, Any]]) -> None:
         self.nodes: list[Node] = []
+        self._known = self.entered.reads.within(self._snapshot.held)
         self._untold = {key for key in TOLD if key[1:] not in self.entered.attributes}
         self.node_of: dict[int, int] = {}
         self.spot_of: dict[int, Spot] = {}
@@ -195,8 +196,9 @@ class Guards:
         node.is_weak = parent is None and type(root) is weakref.ref and root is not held.holder
         self.nodes.append(node)
         if isinstance(held, (Attributes, Slots)) and not self._reads_all(held):
-            node.absent = frozenset(self.entered.attributes.difference(held.before[0]))
-            node.others = [key for key in held.before[0] if key not in self.entered.attributes]
+            names = self._names(held)
+            node.absent = frozenset(names.difference(held.before[0]))
+            node.others = [key for key in held.before[0] if key not in names]
         if isinstance(held, Attributes):
             node.is_ordered = self._reads_all(held)
         if isinstance(held, Tensor):
@@ -228,11 +230,17 @@ class Guards:
             return self.entered.computes
         return self.entered.shows or (self.entered.compares and self._namespaces > 1)
 
+    def _names(self, held: Held) -> set[str]:
+        """The names by which the program may have read or set the attributes of an instance."""
+        found = self._known.names(held)
+        return self.entered.attributes if found is None else found
+
     def _read(self, held: Held) -> Contents:
         """The keys of an object that the program may have read, and their values."""
         keys, values = held.before
         if isinstance(held, (Attributes, Slots)) and not self._reads_all(held):
-            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in self.entered.attributes]
+            names = self._names(held)
+            pairs = [pair for pair in zip(keys, values, strict=True) if pair[0] in names]
         elif isinstance(held, Class):
             names = self.entered.attributes.union(("__match_args__",), TOLD).difference(self._untold)
             if "_FIELDS" in names:  # what the functions of `dataclasses` call it
@@ -370,7 +378,16 @@ class Guards:
 
     def close(self) -> None:
         """Let go of what only building needed."""
-        del self._snapshot, self.entered, self._values, self._states, self._places, self._written, self._codes
+        del (
+            self._snapshot,
+            self.entered,
+            self._values,
+            self._states,
+            self._places,
+            self._written,
+            self._codes,
+            self._known,
+        )
         self.spot_of, self.node_of = {}, {}
 
     def expects(self, tensors: list[Any]) -> bool:

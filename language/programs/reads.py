@@ -1,0 +1,177 @@
+"""By which names a trace may have read or set attributes of an object of the user's own.
+
+A name that code uses may be that of any object's attribute. Of an object whose class is the user's alone more is known:
+`self.optimizer.step()` asks what is called `optimizer` for its `step`, and no other object; and what PyTorch's code
+names, it reads of objects that it has been given. So a count that a trainer keeps in `self.step` may go on between two
+calls.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+from monarch.language.programs.classify import is_made_of_python, is_users_class, kind_of
+from monarch.language.programs.held import PLAIN, Attributes, Held, Slots
+from monarch.language.programs.kinds import Class, Function, Names, Parts, Tensor
+from monarch.language.source import is_users_file
+
+_BY_HAND = frozenset("__setattr__ __delattr__ __get__ __set__ __delete__".split())
+"""Code that names one of these may set an attribute, or read one, that it names nowhere."""
+_SETS = ("STORE_ATTR", "DELETE_ATTR")
+_STORES = (*_SETS, "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
+FORWARDS = frozenset("contextlib functools torch.utils._contextlib torch._dynamo.eval_frame".split())
+"""Modules whose functions only hand on what they are given, to functions that they call."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The attributes that one code reads or sets: of any object, and of what is called `owner`."""
+
+    free: frozenset[str] = frozenset()
+    of: frozenset[tuple[str, str]] = frozenset()
+    """Pairs of an owner, which is a global or an attribute, and the name of its attribute."""
+    stores: frozenset[str] = frozenset()
+    """The globals and attributes to which it gives another value."""
+    by_hand: bool = False
+
+
+def asked(steps: Sequence[dis.Instruction], texts: Sequence[str], names: Sequence[str]) -> Asked:
+    """What a code of these instructions, texts and names asks for."""
+    free, of, stores = {text for text in texts if text.isidentifier()}, set(), set()
+    for before, step in zip([None, *steps], steps, strict=False):
+        if step.opname in _STORES:
+            stores.add(str(step.argval))
+        if not step.opname.endswith(("_ATTR", "_METHOD")):
+            continue
+        name = str(step.argval)
+        plainly = before is not None and before.opname in ("LOAD_ATTR", "LOAD_GLOBAL") and not step.is_jump_target
+        if before is None or not plainly or str(before.argval).startswith("__"):
+            free.add(name)
+        else:
+            of.add((str(before.argval), name))
+    return Asked(frozenset(free), frozenset(of), frozenset(stores), not _BY_HAND.isdisjoint(names))
+
+
+class Reads:
+    """What the functions that a trace enters ask objects for."""
+
+    def __init__(self) -> None:
+        self._free: set[str] = set()
+        self._of: dict[str, set[str]] = {}
+        self._stores: set[str] = set()
+        self._library: set[str] = set()
+        self._by_hand = False
+        self._given: set[int] = set()
+        """The user's own objects, by id, that functions of libraries were given."""
+
+    def enter(self, code: Asked) -> None:
+        """Note a function of the user's."""
+        self._free |= code.free
+        self._stores |= code.stores
+        self._by_hand = self._by_hand or code.by_hand
+        for owner, name in code.of:
+            self._of.setdefault(owner, set()).add(name)
+
+    def of_library(self, names: Sequence[str]) -> None:
+        """Note the names in a function of a library's."""
+        self._library.update(names)
+
+    def give(self, frame: FrameType) -> None:
+        """Note what a library's function is given by code of the user's."""
+        code = frame.f_code
+        count = code.co_argcount + code.co_kwonlyargcount
+        count += bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+        values = frame.f_locals
+        rest = [values.get(name) for name in code.co_varnames[:count]]
+        seen: set[int] = set()
+        while rest:  # which keeps none of them alive
+            value = rest.pop()
+            if id(value) in seen or not (isinstance(value, _CONTAINERS) or _is_users(value)):
+                continue
+            seen.add(id(value))
+            kind = kind_of(value)
+            if isinstance(kind, type):
+                rest += [each for part in kind.read(value) for each in part if type(each) not in PLAIN]
+        self._given |= seen
+
+    def within(self, held: Mapping[int, Held]) -> Known:
+        """What follows for the objects that the trace has met."""
+        called: dict[int, set[str]] = {}
+        computed: set[str] = set()
+        for each in held.values():
+            for key, value in zip(*each.before, strict=True):
+                if type(key) is str and type(value) not in PLAIN:
+                    called.setdefault(id(value), set()).add(key)
+            if isinstance(each, Class):
+                computed.update(key for key in each.before[0] if type(key) is str)
+        free = set(self._free)
+        for owner, names in self._of.items():
+            if owner in computed or owner in self._stores or "__getattr__" in computed:
+                free |= names
+        return Known(free, self._of, called, self._library, None if self._by_hand else _reached(self._given, held))
+
+
+@dataclass
+class Known:
+    """By which names attributes of the objects that a trace has met may have been read or set."""
+
+    free: set[str]
+    of: dict[str, set[str]]
+    called: dict[int, set[str]]
+    """Under which names each object was found."""
+    library: set[str]
+    reached: set[int] | None
+    """The objects, by id, that libraries can have reached; None for all."""
+
+    def names(self, held: Held) -> set[str] | None:
+        """Those of an object; None where nothing but the names of all code says it."""
+        holder = held.holder
+        if self.reached is None or id(holder) in self.reached or not _is_users(holder):
+            return None
+        return self.free.union(*(self.of.get(owner, ()) for owner in self.called.get(id(holder), ())))
+
+
+_CONTAINERS = (list, tuple, set, frozenset, dict, functools.partial)
+
+
+def _is_users(value: Any) -> bool:
+    """Whether the classes of an object are the user's alone, and it is made of Python."""
+    kind: Any = type(value)
+    return is_made_of_python(value) and _is_users_code(kind)
+
+
+@functools.cache
+def _is_users_code(kind: Any) -> bool:
+    return all(_is_users_module(base.__module__) for base in kind.__mro__ if is_users_class(base))
+
+
+def _is_users_module(name: Any) -> bool:
+    file = getattr(sys.modules.get(str(name)), "__file__", None)
+    return file is None or is_users_file(file)
+
+
+def _reached(given: set[int], held: Mapping[int, Held]) -> set[int]:
+    """What libraries can have reached: from objects that they were given, and from instances of classes of theirs."""
+    found: set[int] = set()
+    rest: list[Any] = [held[ident].holder for ident in given if ident in held]
+    for each in held.values():
+        if isinstance(each, (Attributes, Slots, Tensor)) and not _is_users(each.holder):
+            rest += each.before[1]
+    while rest:
+        value = rest.pop()
+        met = None if type(value) in PLAIN or id(value) in found else held.get(id(value))
+        if isinstance(met, (Function, Class, Names)) or met is None:
+            continue
+        if isinstance(met, Parts) and not isinstance(value, functools.partial):
+            continue
+        found.add(id(value))
+        rest += met.before[1]
+        rest += [key for key in met.before[0] if type(key) not in PLAIN]
+    return found
