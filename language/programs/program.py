@@ -303,7 +303,7 @@ class Program(Generic[P, R]):
                 f"{where}the program '{self._name}' is traced again at each call, which takes milliseconds: {what}. "
                 "Pass what changes as an argument, or keep it in a tensor.",
                 TracedAgainWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     def _note_length(self) -> None:
@@ -314,7 +314,7 @@ class Program(Generic[P, R]):
                 f"the program '{self._name}' is traced and compiled for each length of a list or dict among its "
                 "arguments, which it changes. Have it close over that, or return what is new.",
                 TracedAgainWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
     @property

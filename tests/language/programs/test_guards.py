@@ -360,9 +360,10 @@ def test_what_cannot_be_checked_is_traced_at_each_call(mesh: Mesh) -> None:
     x = torch.ones(1, dtype=torch.float64)
     with pytest.warns(
         TracedAgainWarning, match=r"test_guards.py:\d+:\d+: the program .* is traced again at each call.*time"
-    ):
+    ) as said:
         seen = [step(x).item() for _ in range(4)]
     assert len(set(seen)) == 4
+    assert said[0].filename == __file__  # the line of the call
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step(x)  # said once

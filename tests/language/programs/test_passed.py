@@ -177,6 +177,7 @@ def test_a_list_that_grows_is_named_once(mesh: Mesh) -> None:
         for _ in range(12):
             step(found, torch.ones(2))
     assert len(said) == 1 and len(found) == 12
+    assert said[0].filename == __file__  # the line of the call
 
 
 def test_what_holds_itself_is_refused(mesh: Mesh) -> None:
