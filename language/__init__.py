@@ -15,7 +15,7 @@ from monarch.language.placing.dtensors import from_dtensor, to_dtensor
 from monarch.language.placing.healing import MeshFailure, Shrink, heal_mesh
 from monarch.language.placing.resizing import resize_mesh
 from monarch.language.placing.shards import from_shards
-from monarch.language.programs.program import Program, Traced, program
+from monarch.language.programs.program import Program, program
 from monarch.language.recorder.constrain import constrain, layout
 from monarch.language.recorder.control import cond, while_loop
 from monarch.language.recorder.dispatch import clone, dispatch, zeros
@@ -40,7 +40,6 @@ __all__ = [
     "OperatorError",
     "Program",
     "Shrink",
-    "Traced",
     "all_gather",
     "all_to_all",
     "cond",

@@ -61,7 +61,7 @@ def profile(
     measured = Profile(out)
     status = 0
     try:
-        if _is_script(what):
+        if is_program(what):
             if steps is not None or inputs is not None or scalar:
                 raise MonarchError("--steps, --inputs and --scalar are for plans", hint=f"{what} is a script.")
             with measured:
@@ -76,7 +76,7 @@ def profile(
             print_json([_summary(trace, path) for trace, path in zip(measured.traces, measured.paths, strict=True)])
         elif not as_json:
             for trace, path in zip(measured.traces, measured.paths, strict=True):
-                _show(trace, path, by, None if _is_script(what) else what)
+                _show(trace, path, by, None if is_program(what) else what)
     if not measured.traces:
         raise MonarchError(f"{what} ran nothing on a mesh", hint="there is nothing that could be measured.")
     if status:
@@ -85,10 +85,6 @@ def profile(
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
-
-
-def _is_script(what: str) -> bool:
-    return is_program(what)
 
 
 def _run_script(what: str, arguments: Sequence[str]) -> int:

@@ -24,31 +24,30 @@ if TYPE_CHECKING:
         Source,
         check_kind,
     )
-    from monarch.compiler.layout import REDUCTIONS, Layout, MeshSpec
+    from monarch.compiler.layout import Layout, MeshSpec
     from monarch.compiler.ops import OPS
-    from monarch.compiler.plan.options import BACKENDS, TARGETS, CompileOptions, check_backend, check_target
+    from monarch.compiler.plan.options import TARGETS, CompileOptions, check_backend, check_target
     from monarch.compiler.plan.plan import ArenaRange, Instruction, Part, Plan, Slot, ValueSpec
-    from monarch.compiler.plan.report import Alternative, Decision, Report, ReportedValue
+    from monarch.compiler.plan.report import Report, ReportedValue
     from monarch.compiler.plan.trace import Command, Handled, Span, Step, Trace, TracedPlan
-    from monarch.compiler.plan.transfers import Route, Transfer, routes
+    from monarch.compiler.plan.transfers import Transfer
     from monarch.compiler.sizes import format_bytes
     from monarch.compiler.tensor_type import TensorType
     from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 __all__ = [
-    "Alternative",
     "AnomalyError",
-    "BACKENDS",
+    "ArenaRange",
+    "check_backend",
+    "check_kind",
+    "check_target",
     "Command",
     "CompileOptions",
-    "DTYPES",
-    "DTYPE_NAMES",
-    "OPS",
-    "REDUCTIONS",
-    "TARGETS",
-    "Decision",
     "DeviceIndexError",
     "DeviceMeshError",
+    "DTYPE_NAMES",
+    "DTYPES",
+    "format_bytes",
     "Handled",
     "Instruction",
     "Layout",
@@ -56,41 +55,36 @@ __all__ = [
     "LostError",
     "MeshSpec",
     "MonarchError",
+    "OPS",
     "Part",
-    "ArenaRange",
-    "Route",
     "Plan",
     "PlanError",
     "ReplicaError",
     "Report",
+    "ReportedValue",
     "Slot",
     "Source",
     "Span",
     "Step",
+    "TARGETS",
     "TensorType",
     "Trace",
     "TracedPlan",
     "Transfer",
-    "ReportedValue",
     "ValueSpec",
-    "check_backend",
-    "check_target",
-    "format_bytes",
-    "routes",
-    "check_kind",
 ]
 
 _MODULES = {
     "monarch.compiler.errors": "AnomalyError DeviceIndexError DeviceMeshError LayoutError LostError "
     "MonarchError PlanError ReplicaError Source check_kind",
     "monarch.compiler.ops": "OPS",
-    "monarch.compiler.plan.options": "BACKENDS TARGETS CompileOptions check_backend check_target",
+    "monarch.compiler.plan.options": "TARGETS CompileOptions check_backend check_target",
     "monarch.compiler.plan.plan": "Instruction Part Plan ArenaRange Slot ValueSpec",
-    "monarch.compiler.plan.report": "Alternative Decision Report ReportedValue",
+    "monarch.compiler.plan.report": "Report ReportedValue",
     "monarch.compiler.plan.trace": "Command Handled Span Step Trace TracedPlan",
-    "monarch.compiler.plan.transfers": "Route Transfer routes",
+    "monarch.compiler.plan.transfers": "Transfer",
     "monarch.compiler.sizes": "format_bytes",
-    "monarch.compiler.layout": "REDUCTIONS Layout MeshSpec",
+    "monarch.compiler.layout": "Layout MeshSpec",
     "monarch.compiler.tensor_type": "TensorType",
     "monarch.compiler.types": "DTYPE_NAMES DTYPES",
 }

@@ -27,6 +27,7 @@ def encode_head(plan: Plan) -> dict[str, Any]:
     """Everything of a plan that a worker needs but its instructions and constants."""
     if plan.parts:
         return _encode_parts(plan)
+    functions = {name: _encode_whole(function) for name, function in plan.functions.items()}
     return {
         "name": plan.name,
         "mesh": [list(dim) for dim in plan.mesh.dims],
@@ -41,17 +42,13 @@ def encode_head(plan: Plan) -> dict[str, Any]:
         "donated": list(plan.donated),
         "constant_slots": dict(plan.constant_slots),
         "sources": [_encode_source(source) for source in plan.sources],
-        **({"functions": _encode_functions(plan)} if plan.functions else {}),
+        **({"functions": functions} if functions else {}),
     }
 
 
 def _encode_dtype(plan: Plan) -> dict[str, str]:
     """PyTorch's default dtype, where it is not float32."""
     return {"dtype": plan.options.dtype} if plan.options.dtype != CompileOptions.dtype else {}
-
-
-def _encode_functions(plan: Plan) -> dict[str, Any]:
-    return {name: _encode_whole(function) for name, function in plan.functions.items()}
 
 
 def _encode_whole(plan: Plan) -> dict[str, Any]:

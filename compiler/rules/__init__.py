@@ -22,7 +22,7 @@ from monarch.compiler.rules import (  # noqa: F401
     views,
 )
 from monarch.compiler.rules.call import Call, replace_operands, tensor_operands
-from monarch.compiler.rules.line import Line, line
+from monarch.compiler.rules.line import Line
 from monarch.compiler.rules.localize import LocalCall, localize, localizer
 from monarch.compiler.rules.register import fits, rule_for, sharding_rule
 from monarch.compiler.rules.rule import PARTIAL, Rule, Strategy
@@ -35,7 +35,6 @@ __all__ = [
     "Rule",
     "Strategy",
     "fits",
-    "line",
     "localize",
     "localizer",
     "replace_operands",
