@@ -50,8 +50,22 @@ def _strided_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
 
 
 def _strided_scatter(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    made = args[0].clone(memory_format=torch.contiguous_format)
-    made.as_strided(*args[2:], **kwargs).copy_(args[1])
+    if func._schema.is_mutable:
+        return record(func, args, kwargs)
+    x, source, size, strides = args[:4]
+    begins = x._ref.fake.storage_offset()
+    offset = args[4] if len(args) > 4 else kwargs.get("storage_offset")
+    offset = begins if offset is None else offset
+    if not x.is_contiguous() or offset < begins:
+        raise refuse(
+            OperatorError(
+                f"{func.overloadpacket} of a part of a tensor's memory that goes by its own order",
+                hint="take a copy of it first: x.clone(memory_format=torch.contiguous_format).",
+                source=user_source(),
+            )
+        )
+    made = x.clone(memory_format=torch.contiguous_format)
+    made.as_strided(size, strides, offset - begins).copy_(source)
     return made
 
 

@@ -21,9 +21,9 @@ are reduced, of the call and how many dims that operand has."""
 
 
 def _dims(given: Any, ndim: int) -> tuple[int, ...]:
-    if given is None or given == []:
+    if given is None or given == [] or not ndim:  # a tensor without dims is reduced over dim 0, and stays as it is
         return tuple(range(ndim))
-    return tuple(sorted(dim % max(ndim, 1) for dim in ([given] if isinstance(given, int) else given)))
+    return tuple(sorted(dim % ndim for dim in ([given] if isinstance(given, int) else given)))
 
 
 def _simple(packet: str, op: str, *, mean: bool = False) -> None:

@@ -54,7 +54,8 @@ def strided(x: torch.Tensor) -> Any:
     seen = part * 2
     part.add_(10)
     turned = torch.as_strided_copy(x.t(), (2, 3), (2, 1), 1), torch.pdist(x.t())
-    return x, seen, windows, *turned, x.as_strided_scatter(torch.ones(2), (2,), (5,), 1)
+    put = x.as_strided_scatter(torch.ones(2), (2,), (5,), 1), x[1:].as_strided_scatter(torch.ones(2), (2,), (5,), 5)
+    return x, seen, windows, *turned, *put
 
 
 def inference_batch_norm(x: torch.Tensor) -> Any:
@@ -177,6 +178,10 @@ def test_rrelu_draws_slopes_and_keeps_them_for_the_gradient() -> None:
         (lambda x: torch.linalg.lstsq(x, x).solution, r"aten.linalg_lstsq gives[\s\S]*torch.linalg.qr"),
         (lambda x: x.to_sparse(), "aten._to_sparse gives a sparse tensor"),
         (lambda x: x.t().clone().as_strided((2,), (1,)), r"as_strided of a tensor with strides \(1, 4\)"),
+        (
+            lambda x: x.t().as_strided_scatter(torch.ones(2), (2,), (1,)),
+            "as_strided_scatter of a part of a tensor's memory",
+        ),
         (lambda x: (x.t() * 2).resize_(2, 3), "resize_ changes a tensor's shape in place"),
         (lambda x: (x * 2)[1:].resize_(2, 3), "resize_ changes a tensor's shape in place"),
         (lambda x: x.squeeze_(), "squeeze_ changes a tensor's shape in place"),
