@@ -475,7 +475,8 @@ class Entered:
                 return
         for name in known.globals:
             value = names.get(name, _UNKNOWN_BUILTINS.get(name))
-            what = _unknown_value(value, known.names)
+            of_it = known.asked.of_global(name)  # `self.load` is not `torch.load`
+            what = _unknown_value(value, known.names if of_it is None else tuple(of_it))
             if what is not None:
                 self.unknown = what, line_of(code, name)
                 return

@@ -40,15 +40,31 @@ class Asked:
     stores: frozenset[str] = frozenset()
     """The globals and attributes to which it gives another value."""
     by_hand: bool = False
+    passed: frozenset[str] = frozenset()
+    """The globals that it reads other than for an attribute."""
+
+    def of_global(self, name: str) -> frozenset[str] | None:
+        """The attributes of a global that it may name, and attributes of these; None where it may be any name."""
+        found = {name}
+        while more := {attribute for owner, attribute in self.of if owner in found} - found:
+            found |= more
+        any_name = found & self.passed or any(owner.startswith("__") for owner in found)
+        return None if any_name else frozenset(found)
 
 
 def asked(steps: Sequence[dis.Instruction], texts: Sequence[str], names: Sequence[str]) -> Asked:
     """What a code of these instructions, texts and names asks for."""
     free, of, stores = {text for text in texts if text.isidentifier()}, set(), set()
+    ends = ("_ATTR", "_METHOD")
+    passed = {
+        str(step.argval)
+        for step, after in zip(steps, [*steps[1:], None], strict=True)
+        if step.opname == "LOAD_GLOBAL" and (after is None or not after.opname.endswith(ends) or after.is_jump_target)
+    }
     for before, step in zip([None, *steps], steps, strict=False):
         if step.opname in _STORES:
             stores.add(str(step.argval))
-        if not step.opname.endswith(("_ATTR", "_METHOD")):
+        if not step.opname.endswith(ends):
             continue
         name = str(step.argval)
         plainly = before is not None and before.opname in ("LOAD_ATTR", "LOAD_GLOBAL") and not step.is_jump_target
@@ -56,7 +72,7 @@ def asked(steps: Sequence[dis.Instruction], texts: Sequence[str], names: Sequenc
             free.add(name)
         else:
             of.add((str(before.argval), name))
-    return Asked(frozenset(free), frozenset(of), frozenset(stores), not _BY_HAND.isdisjoint(names))
+    return Asked(frozenset(free), frozenset(of), frozenset(stores), not _BY_HAND.isdisjoint(names), frozenset(passed))
 
 
 class Reads:

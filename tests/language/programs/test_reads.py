@@ -3,8 +3,10 @@ what other objects are asked for."""
 
 from __future__ import annotations
 
+import datetime
 import functools
 import operator
+import os
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from monarch.language import Mesh, module_to_mesh, program
+from monarch.language.errors import TracedAgainWarning
 from tests.language.alike import assert_alike
 
 
@@ -132,3 +135,32 @@ def test_an_attribute_that_is_set_to_what_it_is_is_set(mesh: Mesh) -> None:
         return step, change
 
     assert_alike(case, mesh)
+
+
+def test_an_attribute_that_is_called_as_a_function_that_reads_files_is_none(mesh: Mesh, traces: list[str]) -> None:
+    router = SimpleNamespace(load=2.0, exists=True)
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x * router.load) + len(os.sep) * router.exists
+
+    for _ in range(3):
+        step(torch.ones(2))
+    assert len(traces) == 1
+
+
+clock = datetime
+
+
+@pytest.mark.parametrize("way", ["attributes", "a variable"])
+def test_what_a_module_is_asked_for_by_another_name_is_known(way: str, mesh: Mesh, traces: list[str]) -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        module = clock
+        now = clock.datetime.now() if way == "attributes" else module.datetime.now()
+        return x * now.microsecond
+
+    traced = program(step, mesh=mesh)
+    with pytest.warns(TracedAgainWarning, match="datetime"):
+        for _ in range(3):
+            traced(torch.ones(2))
+    assert len(traces) == 3
