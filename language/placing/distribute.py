@@ -27,7 +27,7 @@ from monarch.language.source import user_source
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import put
-from monarch.language.tensors.shapes import to_fake
+from monarch.language.tensors.shapes import like
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 M = TypeVar("M", bound=nn.Module)
@@ -119,7 +119,7 @@ def place(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTens
     made on the workers, of zeros."""
     if not tensor.is_meta or mesh.is_abstract or tensor.layout is not torch.strided:
         return put(tensor, mesh, type)
-    fake = to_fake(tensor)
+    fake = like(tensor)
     return DistributedTensor(fake, Ref(_zeros(mesh, type), fake), requires_grad=tensor.requires_grad)
 
 

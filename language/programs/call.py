@@ -158,7 +158,9 @@ class ProgramCall:
 
     def belongs(self) -> None:
         """Find the family of calls that it belongs to, if its annotations name sizes."""
-        if self.values and not self.written:
+        if not self.values or self.written:
+            return
+        if all(leaf.is_contiguous() for leaf in self.given if isinstance(leaf, torch.Tensor)):
             self.family = family_of(self.leaves, self._spec, self.named, self.annotations.types, self.values)
 
     def types(self, mesh: Mesh, scope: Scope | None) -> dict[int, TensorType]:

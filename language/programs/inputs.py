@@ -13,7 +13,7 @@ from monarch.language.programs.own import Belongings
 from monarch.language.programs.signature import repeats_of
 from monarch.language.recorder.recording import Recording
 from monarch.language.tensors.history import end_of, ended
-from monarch.language.tensors.shapes import make_fake, to_fake
+from monarch.language.tensors.shapes import like, make_fake
 from monarch.language.tensors.tensor import DistributedTensor
 
 
@@ -34,7 +34,7 @@ def symbolic_arguments(
             continue
         if isinstance(leaf, torch.Tensor):
             symbol: Any = recording.input(
-                _fake(recording, leaf, types[number]),
+                _fake(recording, given[number], types[number]),
                 number,
                 types[number],
                 call.names.get(number),
@@ -65,7 +65,7 @@ def symbolic_arguments(
 
 
 def _fake(recording: Recording, leaf: torch.Tensor, type: TensorType) -> torch.Tensor:
-    """An argument without data, with torch's symbols for its named sizes."""
+    """An argument without data, with its caller's strides, or torch's symbols for its named sizes."""
     if not has_names(type.shape):
-        return to_fake(leaf)
+        return like(leaf)
     return make_fake(recording.symbols.torch_shape(type.shape), leaf.dtype)

@@ -34,6 +34,8 @@ class Result:
     spec: Any
     differentiable: list[bool] = field(default_factory=list)
     """For each of the `values` whether it would have a history in PyTorch."""
+    strides: list[tuple[int, ...] | None] = field(default_factory=list)
+    """Likewise its strides, of those that are not contiguous."""
 
     @property
     def values(self) -> list[Value]:
@@ -65,6 +67,7 @@ def result_of(
     leaves, spec = pytree.tree_flatten(returned, is_leaf=lambda value: keeps(value) or _has_number_keys(value))
     found: list[Any] = []
     differentiable: list[bool] = []
+    strides: list[tuple[int, ...] | None] = []
     first: dict[int, int] = {}
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor) and first.setdefault(id(leaf), number) != number:
@@ -73,6 +76,7 @@ def result_of(
             found.append(leaf if keeps(leaf) else recording.value_of(leaf._ref))
             if isinstance(found[-1], Value):
                 differentiable.append(leaf.grad_fn is not None)
+                strides.append(_strides(leaf))
         elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
             found.append(leaf.node.expr)
         elif isinstance(leaf, torch.SymInt):
@@ -83,7 +87,7 @@ def result_of(
             if isinstance(leaf, (GeneratorType, CoroutineType, AsyncGeneratorType)):
                 _check_ran(recording, leaf, made_here)
             found.append(leaf)
-    return Result(found, with_sizes(spec), differentiable)
+    return Result(found, with_sizes(spec), differentiable, strides)
 
 
 def _in_several_places(recording: Recording, returned: Any, effects: Effects, known: Container[int]) -> set[int]:
@@ -182,6 +186,13 @@ def with_sizes(spec: Any) -> Any:
     if kind is spec.type and all(map(operator.is_, children, spec.children())):
         return spec
     return pytree.TreeSpec(kind, spec._context, children)
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """The strides of a tensor that is not contiguous, and has no named sizes."""
+    strides = tensor.stride()
+    named = any(isinstance(number, torch.SymInt) for number in (*strides, *tensor.shape))
+    return None if named or tensor.is_contiguous() else strides
 
 
 def _has_number_keys(value: Any) -> bool:

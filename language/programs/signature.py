@@ -69,12 +69,16 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
                 cell = leaf._ref.cell
             requires_grad = leaf.requires_grad
             key += (id(cell.mesh), cell.type, requires_grad)
+            if not ref.fake.is_contiguous():
+                key.append(ref.fake.stride())
             if owner.grad_fn is not None:
                 key.append(_HISTORY if end_of(owner) is None else _ENDED)
             if requires_grad or len(owner.__dict__) > 1:
                 key.append(Belongings.of(owner))
         elif isinstance(leaf, torch.Tensor):
             key += (leaf.dtype, leaf.shape, leaf.requires_grad, type(leaf))
+            if not leaf.is_contiguous():
+                key.append(leaf.stride())
             if leaf.requires_grad or leaf.__dict__:
                 key.append(Belongings.of(leaf))
         else:

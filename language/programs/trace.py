@@ -216,7 +216,8 @@ class Trace:
         key = self.tape.key if self.scope is None else _unscoped(self.tape.key)
         shapes = tuple((name, mesh._shape) for name, mesh in (self.meshes or {"": self.mesh}).items())
         homes = tuple(mesh._shape for mesh in self.homes.values())
-        return key, tuple(self.result.values), tuple(value for _, _, value in self.escapes), shapes, homes
+        escapes = tuple(value for _, _, value in self.escapes)
+        return key, tuple(self.result.values), tuple(self.result.strides), escapes, shapes, homes
 
     def release(self) -> None:
         """Let go of what only the traced call needed, and keep nothing of the user's alive."""

@@ -39,7 +39,7 @@ from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import check_data, same_content
-from monarch.language.tensors.shapes import default_dtype, make_fake
+from monarch.language.tensors.shapes import default_dtype, make_fake, strided_fake
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 if TYPE_CHECKING:
@@ -93,7 +93,8 @@ class Compiled:
                 self.fetch.append((_SCALAR, str(spec.label)))
             else:
                 self.fetch.append((_SEED, None))
-        self._shapes = [(value.shape, value.dtype) for value in trace.result.values]
+        results = zip(trace.result.values, trace.result.strides, strict=True)
+        self._shapes = [(value.shape, strides, value.dtype) for value, strides in results]
         self._states = states
         self._typed()
         self.returns = sum(spec.kind == "return" for spec in self.plan.outputs)
@@ -116,7 +117,10 @@ class Compiled:
         states = (spec for spec in self.plan.inputs if spec.kind == "state")
         self.layouts = [(self._states[str(spec.label)], spec.type) for spec in states]
         self.types = [type_ for _, type_ in self.layouts]
-        self.fakes = [make_fake(value_at(shape, self.values), dtype) for shape, dtype in self._shapes]
+        self.fakes = [
+            make_fake(value_at(shape, self.values), dtype) if strides is None else strided_fake(shape, strides, dtype)
+            for shape, strides, dtype in self._shapes
+        ]
         self._look = [DistributedTensor.looking(fake) for fake in self.fakes]
         """What makes each of the results."""
 

@@ -275,14 +275,21 @@ def _number(mesh: Mesh, value: Any, lifted: bool) -> Any:
 _SMALL = 2**20
 
 
+def _extent(tensor: torch.Tensor) -> int:
+    """How many elements of memory a tensor lies in."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 def _torchs_error(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Exception | None:
     """PyTorch's own error for a call that the fake run refused: kernels and fake kernels word some errors
     differently. None where PyTorch does not refuse it."""
 
     def real(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
-            zero = torch.zeros((), dtype=value.dtype).expand(value.shape)
-            return zero.clone() if value.numel() <= _SMALL else zero  # a large operand takes no memory
+            if value.numel() > _SMALL:  # a large operand takes no memory
+                return torch.zeros((), dtype=value.dtype).expand(value.shape)
+            zeros = torch.zeros(_extent(value), dtype=value.dtype)
+            return zeros.as_strided(value.shape, value.stride())
         return [real(entry) for entry in value] if isinstance(value, list) else value
 
     try:

@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A view of a tensor's memory: of that of the tensor behind all its views, which has to be row-major."""
+    """A view of a tensor's memory: of that of the tensor behind all its views, which has to fill it."""
     offset = args[3] if len(args) > 3 else kwargs.get("storage_offset")
     ref = args[0]._ref
     offset = ref.fake.storage_offset() if offset is None else offset
@@ -33,14 +33,17 @@ def _as_strided(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
                 )
             )
         ref = ref.parent
-    if not ref.fake.is_contiguous():
+    whole = DistributedTensor(ref.fake, ref)
+    if not whole.is_contiguous():
+        whole = whole.permute(sorted(range(whole.ndim), key=whole.stride, reverse=True))
+    if not whole.is_contiguous():
         strided = OperatorError(
             f"{func.overloadpacket} of a tensor with strides {ref.fake.stride()}, which workers may hold otherwise",
             hint="make it contiguous first: x.contiguous().",
             source=user_source(),
         )
         raise refuse(strided)
-    return record(func, (DistributedTensor(ref.fake, ref), args[1], args[2], offset), {})
+    return record(func, (whole, args[1], args[2], offset), {})
 
 
 def _strided_copy(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

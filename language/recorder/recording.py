@@ -25,7 +25,7 @@ from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.plain import LARGE, put_plain, same_content
-from monarch.language.tensors.shapes import make_fake, to_fake
+from monarch.language.tensors.shapes import like, make_fake
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 
@@ -225,7 +225,7 @@ class Recording:
         elif not self.program:
             return put_plain(tensor, self.mesh)
         else:
-            fake = to_fake(tensor)
+            fake = like(tensor)
             value = self.tape.value(fake)
             type_ = TensorType(value.dtype, value.shape)
             kept = tensor.detach().clone().resolve_conj().resolve_neg()

@@ -16,7 +16,7 @@ from monarch.language.source import user_source
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.operations import operations
-from monarch.language.tensors.shapes import to_fake
+from monarch.language.tensors.shapes import like
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 
@@ -53,13 +53,13 @@ def put(tensor: torch.Tensor, mesh: Mesh, type: TensorType) -> DistributedTensor
     else:
         with operations.plainly():
             cell = Cell(mesh, type, mesh.executor.put(tensor.detach().contiguous(), type))
-    fake = to_fake(tensor)
+    fake = like(tensor)
     return DistributedTensor(fake, Ref(cell, fake), requires_grad=tensor.requires_grad)
 
 
 def of_handle(tensor: torch.Tensor, mesh: Mesh, handle: Handle) -> DistributedTensor:
     """A leaf on the mesh whose data, which is that of a plain tensor, has been placed there."""
-    fake = to_fake(tensor)
+    fake = like(tensor)
     return DistributedTensor(fake, Ref(Cell(mesh, handle.type, handle), fake))
 
 

@@ -37,9 +37,17 @@ def make_fake(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=_META)
 
 
-def to_fake(tensor: torch.Tensor) -> torch.Tensor:
-    """A contiguous tensor of the same shape and dtype, without data."""
-    return make_fake(tuple(tensor.shape), tensor.dtype)
+def strided_fake(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """A tensor without data that has these strides."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(shape, strides, dtype=dtype, device=_META)
+
+
+def like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor of the same shape, strides and dtype, without data."""
+    if tensor.is_contiguous():
+        return make_fake(tuple(tensor.shape), tensor.dtype)
+    return strided_fake(tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
 
 @contextmanager
