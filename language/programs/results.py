@@ -92,7 +92,8 @@ def result_of(
 
 def _in_several_places(recording: Recording, returned: Any, effects: Effects, known: Container[int]) -> set[int]:
     """The ids of the containers that stand in several places of what a program returns, or in an object there. Has
-    `effects` keep the tensors in these, each of which is one object in all places, and results that share memory."""
+    `effects` keep the tensors in these, each of which is one object in all places, results that share memory, and
+    leaves that require a gradient."""
     met: set[int] = set()
     rest: list[Any] = []
 
@@ -104,7 +105,7 @@ def _in_several_places(recording: Recording, returned: Any, effects: Effects, kn
         return effects.keeps(value) or _has_number_keys(value)
 
     leaves = pytree.tree_leaves(returned, is_leaf=is_leaf)
-    rest += [leaf for leaf in leaves if not isinstance(leaf, DistributedTensor)]
+    rest += [leaf for leaf in leaves if not isinstance(leaf, DistributedTensor) or leaf.requires_grad and leaf.is_leaf]
     effects.cells.update({id(cell): cell for cell in _shared_memory(recording, leaves)})
     seen: set[int] = set()
     containers: set[int] = set()

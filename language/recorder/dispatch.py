@@ -192,8 +192,9 @@ class _Call:
             return str(value), value
         if isinstance(value, torch.UntypedStorage):
             raise ProgramError(
-                "a program cannot take up memory from elsewhere, as torch.load does",
-                hint="load the tensor outside of the program, and close over it or pass it.",
+                "a distributed tensor cannot take up memory from elsewhere, as torch.load does",
+                hint="load the tensor outside of the program, and close over it or pass it. A part of a distributed\n"
+                "tensor's memory: x.set_(y.as_strided(size, stride, offset)).",
                 source=user_source(),
             )
         raise ProgramError(f"cannot record an argument of type {type(value).__name__}: {value!r}", source=user_source())

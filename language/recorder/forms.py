@@ -12,6 +12,7 @@ from monarch.language.errors import OperatorError
 from monarch.language.recorder.dispatch import record
 from monarch.language.recorder.recording import current_program, outside_programs
 from monarch.language.recorder.refusals import refuse
+from monarch.language.recorder.refused_writes import reshaped_in_place
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -89,6 +90,25 @@ def _copy_out(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     return record(func, args, kwargs)
 
 
+def _set(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`x.set_(y)`: from now on both have one memory."""
+    target, source = args[0], args[1] if len(args) > 1 else kwargs.get("source")
+    if isinstance(source, torch.UntypedStorage):
+        return record(func, args, kwargs)  # which refuses it
+    if source is None or isinstance(source, DistributedTensor) and target.shape != source.shape:
+        raise reshaped_in_place(func)
+    if not (isinstance(target, DistributedTensor) and isinstance(source, DistributedTensor)):
+        raise refuse(
+            OperatorError(
+                f"{func.overloadpacket} of a distributed and a plain tensor would have them share their memory",
+                hint="x.copy_(y) copies, and y.full_tensor() is plain.",
+                source=user_source(),
+            )
+        )
+    target.data = source
+    return target
+
+
 def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The conjugate of a tensor, or of a number: autograd meets one as the factor of a complex tensor."""
     if isinstance(args[0], torch.Tensor):
@@ -98,6 +118,7 @@ def _conjugate(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 enter((aten._conj,), record=_conjugate)
+enter((aten.set_,), record=_set)
 enter((aten.copy_,), record=_copy_out)
 enter((aten.as_strided,), record=_as_strided)
 enter((aten.as_strided_copy,), record=_strided_copy)

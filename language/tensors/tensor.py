@@ -445,8 +445,8 @@ class DistributedTensor(_Base):
                 hint=instead("assign a distributed tensor of the same shape, or copy: p.copy_(x) in torch.no_grad()."),
                 source=user_source(),
             )
-        if new.dtype != self.dtype:
-            torch.Tensor.data.__set__(self, new)  # type: ignore[attr-defined]
+        if new.dtype != self.dtype or new.stride() != self.stride():
+            torch._C.TensorBase.data.__set__(self, new)  # type: ignore[attr-defined]
         self._ref = new._ref
 
     def new(self, *sizes: Any) -> Any:  # type: ignore[override]

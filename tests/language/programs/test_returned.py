@@ -219,3 +219,16 @@ def test_the_line_that_seeds_is_named(mesh: Mesh) -> None:
 
     with pytest.raises(ProgramError, match=r"leaves it so\n +torch\.manual_seed\(3\)\n"):
         step(torch.ones(2))
+
+
+def test_a_leaf_that_requires_a_gradient_is_one(mesh: Mesh) -> None:
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> Any:
+        return torch.nn.Parameter(x * 2), [(x * 3).requires_grad_()], x * 4
+
+    for _ in range(2):
+        parameter, (leaf,), other = step(torch.ones(4))
+        (parameter * leaf * other).sum().backward()
+        assert isinstance(parameter, torch.nn.Parameter)
+        assert (parameter.is_leaf, leaf.is_leaf, other.requires_grad) == (True, True, False)
+        assert (parameter.grad.tolist(), leaf.grad.tolist()) == ([12] * 4, [8] * 4)

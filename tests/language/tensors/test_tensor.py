@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from monarch.compiler.errors import LayoutError
+from monarch.compiler.errors import LayoutError, MonarchError
 from monarch.compiler.execution.factories import executors_by
 from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor, Mesh, distribute, layout, module_to_mesh, program
@@ -431,3 +431,30 @@ def test_threads_share_the_eager_door(mesh: Mesh) -> None:
         for _ in range(50):
             expected = expected * 1.01 + number
         assert found[number] == pytest.approx(expected.sum().item(), rel=1e-5)
+
+
+def test_the_data_of_a_plain_tensor_cannot_be_a_distributed_one(mesh: Mesh) -> None:
+    plain, layer = torch.ones(4), torch.nn.Linear(4, 4)
+    with pytest.raises(MonarchError, match=r"plain tensor to f32\[4\].*[\s\S]*x.data = y.full_tensor\(\)"):
+        plain.data = distribute(torch.zeros(4), mesh)
+    assert plain.tolist() == [1, 1, 1, 1]
+    with pytest.raises(MonarchError, match="module_to_mesh"):
+        layer.weight.data = distribute(torch.zeros(4, 4), mesh)
+    plain.data = torch.zeros(4)
+    assert plain.data.tolist() == [0, 0, 0, 0]
+
+
+def test_set_shares_memory(mesh: Mesh) -> None:
+    x, y = (distribute(torch.full((4,), value), mesh) for value in (1.0, 2.0))
+    row = x[:2]
+    x.set_(y)
+    y.add_(1)
+    assert (x.tolist(), row.tolist()) == ([3, 3, 3, 3], [1, 1])
+    with pytest.raises(MonarchError, match=r"set_ of a distributed and a plain tensor[\s\S]*x.copy_\(y\)"):
+        x.set_(torch.zeros(4))
+    with pytest.raises(MonarchError, match=r"memory from elsewhere[\s\S]*x.set_\(y.as_strided\(size, stride, offset"):
+        x.set_(y, 1, (4,), (0,))
+    x.set_(y.as_strided((4,), (0,), 1))
+    assert x.tolist() == [3, 3, 3, 3]
+    x.data = distribute(torch.arange(4.0).view(2, 2), mesh).t().reshape(4)
+    assert x.tolist() == [0, 2, 1, 3]
