@@ -160,7 +160,7 @@ class ProgramCall:
         """Find the family of calls that it belongs to, if its annotations name sizes."""
         if not self.values or self.written:
             return
-        if all(leaf.is_contiguous() for leaf in self.given if isinstance(leaf, torch.Tensor)):
+        if all(_is_row_major(leaf) for leaf in self.given if isinstance(leaf, torch.Tensor)):
             self.family = family_of(self.leaves, self._spec, self.named, self.annotations.types, self.values)
 
     def types(self, mesh: Mesh, scope: Scope | None) -> dict[int, TensorType]:
@@ -213,6 +213,15 @@ class ProgramCall:
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
+
+
+def _is_row_major(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's elements lie in the order of their places, though others may lie between them: copies of it
+    are contiguous, and in a program of named sizes it counts as one."""
+    if tensor.is_contiguous():
+        return True
+    strides = [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size > 1]
+    return all(strides) and strides == sorted(strides, reverse=True)
 
 
 def apart(call: ProgramCall, symbols: list[Any], as_made: list[dict[str, Any]], reached: Container[int]) -> list[int]:

@@ -292,6 +292,22 @@ def test_training_with_a_new_length_each_step_compiles_once() -> None:
         assert len(partitioned.COMPILED) <= 2  # the optimizer's state is made in the first step
 
 
+def test_parts_of_a_batch_compile_once_and_transposed_arguments_are_of_their_own() -> None:
+    def step(tokens: "f32[b@data, t]", targets: "f32[b@data, t]") -> Any:
+        made = tokens.clone()
+        made.reshape(-1).add_(1)  # which `made` shows where it is contiguous
+        return made * targets
+
+    with partitioned_mesh(data=2) as mesh:
+        run = program(mesh=mesh)(step)
+        for rows, length in ((4, 5), (2, 7), (6, 3)):
+            batch = torch.arange(float(rows * length)).reshape(rows, length)
+            assert torch.equal(run(batch[:, :-1], batch[:, 1:]).full_tensor(), step(batch[:, :-1], batch[:, 1:]))
+        assert partitioned.COMPILED == ["step"]
+        turned = batch.t().contiguous().t()
+        assert torch.equal(run(turned, batch).full_tensor(), step(turned, batch))
+
+
 def test_a_condition_is_noticed_on_both_sides() -> None:
     def branches(x: "f32[n]") -> Any:
         return (x * 2).sum() if x.shape[0] > 5 else (x * 3).sum()
