@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -85,9 +85,8 @@ class Change:
         was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
         return Change(type(held), held.holder, (keys, was), (keys, new), False)
 
-    @property
-    def can_undo(self) -> bool:
-        return not (self.kind is kinds.Tensor and self.before[0] == ["grad"] and self.before[1][0] is None)
+    def can_undo(self, given_up: int) -> bool:
+        return not (given_up and self.kind is kinds.Tensor and self.before[0] == ["grad"] and self.before[1][0] is None)
 
     def make(self) -> None:
         """Have the object hold the new contents. To do it again changes nothing."""
@@ -97,7 +96,7 @@ class Change:
         for key, value in zip(*self.after, strict=True):
             self.kind.put(self.holder, key, value)
 
-    def undo(self) -> None:
+    def undo(self, given_up: Container[int] = ()) -> None:
         """Have the object hold what it held before, where it still holds what it was given. What was appended to a
         list since stays."""
         if not self.whole:
@@ -128,29 +127,29 @@ class Gradients:
     before: list[Any]
     after: list[Any]
 
-    @property
-    def can_undo(self) -> bool:
-        return any(was is not None for was in self.before)
+    def can_undo(self, given_up: int) -> bool:
+        return len(self.leaves) > given_up or any(was is not None for was in self.before)
 
     def make(self) -> None:
         """Give the leaves their new gradients. To do it again changes nothing."""
         for leaf, gradient in zip(self.leaves, self.after, strict=True):
             leaf.grad = gradient
 
-    def undo(self) -> None:
-        """Give leaves the gradients back that they had, where they still have those that they were given."""
+    def undo(self, given_up: Container[int] = ()) -> None:
+        """Give leaves the gradients back that they had, or none, where they still have those that they were given."""
         for leaf, was, gradient in zip(self.leaves, self.before, self.after, strict=True):
-            if was is not None and leaf.grad is gradient:
+            if (was is not None or id(leaf) not in given_up) and leaf.grad is gradient:
                 leaf.grad = was
 
 
-def undoing(changes: Sequence[Change | Gradients]) -> TakeBack | None:
-    """A function that takes one step's changes back. A gradient that a call dropped before the step cannot come back:
-    the failed one stays, and says why it has no value."""
-    kept = [change for change in changes if change.can_undo]
+def undoing(changes: Sequence[Change | Gradients], given_up: Sequence[Any] = ()) -> TakeBack | None:
+    """A function that takes one step's changes back. The gradients of leaves that are `given_up`, which the call
+    dropped before the step, cannot come back: the failed ones stay, and say why they have no value."""
+    kept = [change for change in changes if change.can_undo(len(given_up))]
 
     def undo(dropped: bool) -> None:
+        leaves = {id(leaf) for leaf in given_up}
         for change in reversed(kept):
-            change.undo()
+            change.undo(leaves)
 
     return undo if kept else None

@@ -3,7 +3,7 @@ hold both. Python keeps them until the workers are given the step, which may be 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any
@@ -19,9 +19,11 @@ class GivenUp:
 
     def __init__(self) -> None:
         self._held: list[_Held] = []
+        self.leaves: Sequence[Any] = ()
 
-    def take(self, leaves: Iterable[Any]) -> list[Handle]:
+    def take(self, leaves: Sequence[Any]) -> list[Handle]:
         """Take the leaves' gradients. Gives the handles of those that nobody else can reach."""
+        self.leaves = leaves
         self._held = [(leaf, leaf.grad) for leaf in leaves]
         for held in self._held:
             held[0].grad = None

@@ -24,7 +24,7 @@ from monarch.language.compile import compile_graph, compiles_templates, full_col
 from monarch.language.errors import TracedAgainWarning
 from monarch.language.programs.call import Annotations, ProgramCall, with_written
 from monarch.language.programs.environment import Environment, find_environment
-from monarch.language.programs.handlers import handlers_later
+from monarch.language.programs.handlers import HandlersLater
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
@@ -153,8 +153,8 @@ class Program(Generic[P, R]):
             variant, found = known
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             return variant.run(leaves, found, args, kwargs)
-        with handlers_later():
-            result = self._trace_and_run(entry, call)
+        with HandlersLater() as handlers:
+            result = self._trace_and_run(entry, call, handlers)
         return result
 
     def _entry(self, key: Any, call: ProgramCall) -> Entry:
@@ -210,7 +210,7 @@ class Program(Generic[P, R]):
         plain = options.memory_limit is None and not options.layouts
         return options.target == "cpu" and plain and compiles_templates() and not looked_at
 
-    def _trace_and_run(self, entry: Entry, call: ProgramCall) -> Any:
+    def _trace_and_run(self, entry: Entry, call: ProgramCall, handlers: HandlersLater) -> Any:
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
         leaves, memory = call.leaves, self._memory
         place: Path | None = None
@@ -231,17 +231,17 @@ class Program(Generic[P, R]):
                 entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
                 if self.options.redundancy:
                     keep_copies(compiled.plan, found.mesh, found.meshes)
-                result = first_run(compiled, found, call.leaves, attempt)
-        except ArgumentWritten:
-            attempt.take_back()
-            if not call.write():
+                result = first_run(compiled, found, call.leaves, attempt, handlers)
+        except BaseException as error:
+            try:
+                attempt.take_back()
+            finally:
+                attempt.take_back()
+            if not isinstance(error, ArgumentWritten) or not call.write():
                 raise
             entry.written, entry.variants = True, []
-        except BaseException:
-            attempt.take_back()
-            raise
         if entry.written and entry.written is not as_given:
-            return self._trace_and_run(entry, call)
+            return self._trace_and_run(entry, call, handlers)
         memory.others.update(found.meshes.values())
         if found.cannot is None:
             variant = Variant(compiled, found)
@@ -390,7 +390,7 @@ class Program(Generic[P, R]):
 
     def _look(self, call: ProgramCall, symbols: Any) -> Graph:
         attempt = Attempt()
-        with handlers_later():
+        with HandlersLater():
             try:
                 found = self._trace(call, set(), symbols, attempt)
                 graph = found.graph
@@ -400,7 +400,10 @@ class Program(Generic[P, R]):
                 if symbols is not None or not call.write():
                     raise
             finally:
-                attempt.take_back()
+                try:
+                    attempt.take_back()
+                finally:
+                    attempt.take_back()
         return self._look(call, None)
 
     # -- tracing -------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from monarch.language.programs.effects import Effects, Make, Specialise, rebound
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, state_names
 from monarch.language.programs.guards import Guards, views_of
+from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.held import PLAIN, Contents, Held
 from monarch.language.programs.inputs import symbolic_arguments
 from monarch.language.programs.kinds import Tensor
@@ -70,7 +71,10 @@ class Attempt:
         try:
             ...  # trace with it, run the step, and say `attempt.given = True` where the step is bound
         except BaseException:
-            attempt.take_back()
+            try:
+                attempt.take_back()
+            finally:
+                attempt.take_back()  # where Ctrl-C has come before the first could begin
             raise
     """
 
@@ -82,12 +86,19 @@ class Attempt:
         self.undo: Callable[[], None] = _nothing
 
     def take_back(self) -> None:
-        """Put Python's objects back to what they were, unless the step has been given."""
-        if self.mesh is not None:
-            self.mesh.settle()  # a step that was given when the interrupt came is bound first
-        if not self.given:
-            self.undo()
-        self.undo = _nothing
+        """Put Python's objects back to what they were, unless the step has been given. Ctrl-C ends waiting for the
+        workers, and waits for the rest."""
+        mesh, self.mesh = self.mesh, None
+        try:
+            if mesh is not None:
+                mesh.settle()
+        finally:
+            with HandlersLater(ctrl_c=ALL):
+                if mesh is not None:
+                    mesh.bind()  # a step that was given when the interrupt came
+                if not self.given:
+                    self.undo()
+                self.undo = _nothing
 
 
 @dataclass

@@ -29,6 +29,7 @@ from monarch.language.programs.changes import Change, Gradients, Outcome, undoin
 from monarch.language.programs.effects import Alias
 from monarch.language.programs.given_up import GivenUp
 from monarch.language.programs.guards import views_of
+from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.passed import also_read, containers_in
@@ -194,9 +195,10 @@ class Compiled:
         try:
             return trace.executor.run(self.plan, arguments, drawn.bind, release=release)
         except BaseException:
-            trace.mesh.settle()  # a step that was given when an interrupt came is bound first
-            if not drawn.given:  # the call is to be made again
-                torch.set_rng_state(before)
+            with HandlersLater(ctrl_c=ALL):
+                trace.mesh.bind()  # a step that was given when an interrupt came
+                if not drawn.given:  # the call is to be made again
+                    torch.set_rng_state(before)
             raise
 
     def update_states(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
@@ -279,8 +281,9 @@ class _Drawn:
         return undo_all
 
 
-def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Attempt) -> Any:
-    """Run the step of the call that was traced: Python is as the trace left it. Says so when the step is given."""
+def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Attempt, handlers: HandlersLater) -> Any:
+    """Run the step of the call that was traced: Python is as the trace left it. Says so when the step is given, and
+    has signals' `handlers` run from then on."""
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
     cells = [cell for _, cell in trace.states]
@@ -313,6 +316,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     if trace.escapes and not compiled.ran:
         # Python holds tensors that this step makes first, such as an optimizer's state: wait whether it does.
         try:
+            handlers.leave()
             parts, first = compiled.plan.parts, compiled.plan.outputs[0].part
             mesh = trace.meshes[parts[first].name] if parts else trace.mesh  # a step fails on all meshes or on none
             mesh.executor.wait(handles[0])
@@ -320,7 +324,8 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
             mesh.give_up(handles[0])
             raise
         except DeviceMeshError:
-            trace.undo()  # to what an earlier step left, which may have failed as well
+            with HandlersLater(ctrl_c=ALL):
+                trace.undo()  # to what an earlier step left, which may have failed as well
             for mesh in trace.meshes.values() or [trace.mesh]:
                 mesh.recover()
             raise
@@ -506,15 +511,19 @@ class Variant:
                 made = bound[0].made
                 living = {number: made[ident].cell for ident, number in self._left.items() if ident in made}
                 compiled.share(trace, cells, living)
-            return undoing(bound[1])
+            return undoing(bound[1], given_up.leaves)
 
         try:
             release = given_up.take(self._given_up(live, leaves)) if self._dropped else ()
             handles = compiled.run(trace, leaves, scalars, cells, bind, release)
         except BaseException:
-            trace.mesh.settle()  # an interrupt may have come between two of the step's changes in Python
-            if bound is None:
-                given_up.give_back()
+            try:
+                trace.mesh.settle()
+            finally:
+                with HandlersLater(ctrl_c=ALL):
+                    trace.mesh.bind()  # an interrupt may have come between two of the step's changes in Python
+                    if bound is None:
+                        given_up.give_back()
             raise
         assert bound is not None
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]

@@ -326,14 +326,24 @@ class Mesh(MeshAlgebra):
 
     def settle(self) -> None:
         """Have all cells hold their newest handles, though a call was interrupted or a handler runs in one."""
-        executor = self._workers.executor
-        if executor is not None and executor.settle():  # steps were given up, for somebody was interrupted
+        workers = self._workers
+        executor = workers.executor
+        if executor is not None and (executor.settle() or workers.given_up):
+            workers.given_up = False
             try:
                 self._root.recover()  # all parts may have been in them
-            except KeyboardInterrupt:  # once more, while what was called before is waited for
-                if executor.give_up(None):
+            except BaseException as error:
+                workers.given_up = True
+                # Once more, while what was called before is waited for.
+                if isinstance(error, KeyboardInterrupt) and executor.give_up(None):
                     self.settle()
                 raise
+
+    def bind(self) -> None:
+        """As `settle`, waiting for nothing: where steps were given up, state goes back when the mesh is next used."""
+        workers = self._workers
+        if workers.executor is not None and workers.executor.settle():
+            workers.given_up = True
 
     def give_up(self, handle: Handle) -> None:
         """After an interrupt of who waited for a value: unless the step that makes it is done, it has failed. Where the

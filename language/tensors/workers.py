@@ -44,6 +44,8 @@ class Workers:
         self.anomaly = ""
         """What its programs look for in every value (`CompileOptions.anomaly`)."""
         self.closed = False
+        self.given_up = False
+        """Whether steps were given up, and Python and all state are still to go back."""
         self._starting = threading.RLock()
 
     def start(self) -> Executor:

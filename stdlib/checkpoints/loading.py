@@ -18,7 +18,7 @@ from monarch.compiler.errors import CheckpointError, DeviceMeshError, ProgramErr
 from monarch.compiler.types import Layout, TensorType
 from monarch.language import DistributedTensor
 from monarch.language.placing.replacing import from_handle, replace_values
-from monarch.language.programs.handlers import handlers_later
+from monarch.language.programs.handlers import HandlersLater
 from monarch.language.recorder.recording import current_program
 from monarch.language.source import user_source
 from monarch.runtime.shared.files import CorruptError, Reader, explain
@@ -74,7 +74,7 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
         )
     for mesh in {id(tensor.mesh): tensor.mesh for tensor, _ in read.placed}.values():
         mesh.flush()  # what may take long, and raise, comes first
-    with handlers_later(ctrl_c=True), torch.no_grad():
+    with HandlersLater(ctrl_c=1), torch.no_grad():
         replace_values(read.placed)
         for target, value in read.copied:
             target.copy_(value)

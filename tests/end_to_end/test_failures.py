@@ -144,6 +144,33 @@ def test_a_first_batch_with_a_bad_index_leaves_model_and_optimizer_usable() -> N
             torch.testing.assert_close(p.full_tensor(), expected.detach())
 
 
+def test_a_bad_batch_leaves_gradients_as_they_were() -> None:
+    """There are none, or those of the batches before, to which the next one adds."""
+    torch.manual_seed(0)
+    good, bad = torch.tensor([1, 2, 3, 4]), torch.tensor([1, 2, 3, 99])
+    with Mesh(data=2) as mesh:
+        model = monarch.module_to_mesh(Model(), mesh)
+
+        @monarch.program
+        def step(tokens: torch.Tensor) -> torch.Tensor:
+            loss = F.cross_entropy(model(tokens), good)
+            loss.backward()
+            return loss
+
+        for batches in ((bad,), (good, bad), (bad,), (good, good)):
+            for each in model.parameters():
+                each.grad = None
+            for count, batch in enumerate(batches):
+                before = [None if each.grad is None else each.grad.full_tensor() for each in model.parameters()]
+                if batch is good:
+                    step(batch).item()
+                    continue
+                with pytest.raises(IndexError):
+                    step(batch).item()
+                for each, was in zip(model.parameters(), before, strict=True):
+                    assert each.grad is None if count == 0 else torch.equal(each.grad.full_tensor(), was)
+
+
 def test_arguments_without_data_leave_the_mesh_usable() -> None:
     with Mesh(data=2) as mesh:
         x = monarch.distribute(torch.ones(4), mesh)

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
 
 from monarch.language import Mesh, distribute, program
+from monarch.language.programs.handlers import ALL, HandlersLater
+from monarch.language.programs.kinds import Tensor
+from monarch.testing import chaos
 
 
 @pytest.fixture
@@ -59,3 +64,77 @@ def test_what_it_raises_comes_out_of_the_call_behind_the_step(
     with pytest.raises(TimeoutError):
         step(torch.ones(4))
     assert total.full_tensor()[0].item() == 1
+
+
+def test_ctrl_c_once_more_while_a_call_is_taken_back(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [distribute(torch.ones(2), mesh).requires_grad_() for _ in range(3)]
+    calls: list[int] = []
+
+    @program(mesh=mesh)
+    def step(last: bool) -> None:
+        calls.append(1)
+        sum((weight * 2).sum() for weight in weights).backward()  # type: ignore[union-attr]
+        if last:
+            signal.raise_signal(signal.SIGINT)
+
+    def put(cls: Any, *given: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        plain(cls, *given)
+
+    plain = Tensor.put.__func__  # type: ignore[attr-defined]
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(Tensor, "put", classmethod(put))
+        step(True)
+    assert [weight.grad for weight in weights] == [None] * 3 and not calls
+    step(False)
+    assert all(weight.grad is not None for weight in weights) and calls == [1]
+
+
+def test_ctrl_c_once_more_while_a_call_s_gradients_are_given_back(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = [distribute(torch.ones(2), mesh).requires_grad_() for _ in range(3)]
+
+    @program(mesh=mesh)
+    def step() -> None:
+        for weight in weights:
+            weight.grad = None
+        sum((weight * 2).sum() for weight in weights).backward()  # type: ignore[union-attr]
+
+    for _ in range(3):
+        step()
+    before = [weight.grad for weight in weights]
+
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(type(mesh.executor), "run", interrupted)
+        patched.setattr(Mesh, "settle", interrupted)
+        step()
+    assert [weight.grad for weight in weights] == before and None not in before
+
+
+@pytest.mark.parametrize("ctrl_c", [0, 1, ALL])
+def test_handlers_are_there_again_wherever_ctrl_c_comes(
+    ctrl_c: int, handle: Callable[[Callable[[], Any]], None]
+) -> None:
+    seen: list[str] = []
+    handle(lambda: seen.append("handled"))
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)]
+
+    def act() -> None:
+        handler: Any = signal.getsignal(signal.SIGINT)
+        handler(signal.SIGINT, sys._getframe(2))  # as Python calls it, with the frame that is interrupted
+
+    within = ["/programs/handlers.py"]
+    at = passed = 0
+    while at == 0 or at <= passed:
+        seen.clear()
+        came = False
+        with suppress(KeyboardInterrupt), chaos.interrupt(at - 1, act, within) as points, HandlersLater(ctrl_c):
+            signal.raise_signal(signal.SIGUSR1)
+            came = True
+        assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)] == before, points.where
+        if not str(points.where).endswith(("in __call__", "in run")):  # that signal's own handling was interrupted
+            assert seen == ["handled"] * came, points.where
+        passed = max(passed, points.passed if at == 0 else 0)
+        at += 1
