@@ -459,11 +459,14 @@ def functionalize(
     walk.source, walk.backward, walk.module, walk.task = None, False, "", None
     walk.graph.parts = dict(parts)
     for entry in tape.inputs:
-        if entry.kind == "input" and walk.value(entry.value) is not walk._initial[entry.value]:
+        if entry.kind == "input" and (now := walk.value(entry.value)) is not walk._initial[entry.value]:
+            x = entry.name or "x"
+            copy, placed = f"{x} = {x}.clone()", f"{x} = monarch.distribute({x}, mesh)"
             raise ArgumentWritten(
                 f"argument {entry.name or entry.label} of '{name}', a plain tensor, is changed in place",
-                hint="its caller would not see the change: place it on the mesh, x = monarch.distribute(x, mesh), and\n"
-                "pass that.",
+                hint=f"{copy:{len(placed)}}   # right: at the program's start, which returns what its caller needs\n"
+                f"{placed}   # right: before the call, and passed, which changes it",
+                source=provenance(now).source,
             )
 
     finals = {label: walk.value(value) for label, value in updates.items()}

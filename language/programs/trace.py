@@ -303,7 +303,7 @@ def _trace(
         part.flush(call.name)
     before, followed = current.recording, sys.gettrace()
     recording = Recording(mesh, True, symbols)
-    recording.arguments = len(leaves)
+    recording.arguments, recording.path_of = len(leaves), call.path_of
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
     entered = Entered(snapshot, symbolic, symbols is not None)

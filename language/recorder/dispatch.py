@@ -379,7 +379,7 @@ def _results_of_write(
         if not isinstance(tensor, DistributedTensor) or id(tensor._ref.cell) in recording.not_written:
             raise plain_write(tensor)
         if id(tensor._ref.cell) in recording.input_cells:
-            raise argument_write(recording, tensor._ref)
+            raise argument_write(recording, tensor._ref.cell)
         if tensor._ref.fake.shape != tensor.shape:
             raise reshaped_in_place(func)
         cell = tensor._ref.cell

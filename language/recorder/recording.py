@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,7 +60,10 @@ class Recording:
         self.guards: list[tuple[Expr, Any]] = []
         self._by_handle: dict[int | None, Value] = {}
         self._lifted: dict[str, str] = {}
-        self.input_cells: set[int] = set()
+        self.input_cells: dict[int, int | None] = {}
+        """The arguments' cells, by id, with the number of each; None for what a region is given."""
+        self.path_of: Callable[[int], str] | None = None
+        """How a program's function writes one of its arguments, by its number: \"batch['x']\"."""
         self.not_written: set[int] = set()
         """The cells of plain tensors of which views of named sizes were taken."""
         self.varies = False
@@ -93,7 +96,7 @@ class Recording:
         """Let go of cells and plain tensors: tensors keep the recording where they were last used."""
         self.states, self.made, self.constants, self._by_handle = {}, [], {}, {}
         self.plain, self.large, self.steps, self.regions = {}, {}, [], []
-        self.repeatable = None
+        self.repeatable, self.path_of = None, None
 
     # -- values --------------------------------------------------------------------------------------------------
 
@@ -209,7 +212,7 @@ class Recording:
             self.places.take(self.tape.inputs[-1], mesh)
         cell = Cell(mesh or self.mesh, type, placed=True)
         cell.recording = self
-        self.input_cells.add(id(cell))
+        self.input_cells[id(cell)] = number
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value))
 
     def constant(self, tensor: torch.Tensor, own: bool = False) -> DistributedTensor:

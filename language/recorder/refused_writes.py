@@ -11,8 +11,8 @@ from monarch.language.errors import OperatorError
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import refuse
 from monarch.language.source import user_source
+from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.instead import instead
-from monarch.language.tensors.tensor import Ref
 
 
 def reshaped_in_place(func: Any) -> OperatorError:
@@ -27,17 +27,16 @@ def reshaped_in_place(func: Any) -> OperatorError:
     )
 
 
-def argument_write(recording: Recording, ref: Ref) -> ArgumentWritten:
+def argument_write(recording: Recording, cell: Cell) -> ArgumentWritten:
     """The error of a program that writes to a plain tensor among its arguments."""
-    while ref.parent is not None:
-        ref = ref.parent
-    entry = next((each for each in recording.tape.inputs if each.kind == "input" and each.value is ref.value), None)
-    which = "an argument" if entry is None else f"argument {entry.name or entry.label}"
-    x = "x" if entry is None or entry.name is None else entry.name
+    number = recording.input_cells[id(cell)]
+    path = "" if number is None or recording.path_of is None else recording.path_of(number)
+    x = "x" if not path or path[0].isdigit() else path
+    copy, placed = f"{x} = {x}.clone()", f"{x} = monarch.distribute({x}, mesh)"
     return ArgumentWritten(
-        f"{which} of the program is a plain tensor, and is changed in place",
-        hint=f"its caller would not see the change: return the new value, or place it on the mesh,\n"
-        f"{x} = monarch.distribute({x}, mesh), and pass that.",
+        f"{f'argument {path}' if path else 'an argument'} of the program is a plain tensor, and is changed in place",
+        hint=f"{copy:{len(placed)}}   # right: at the program's start, which returns what its caller needs\n"
+        f"{placed}   # right: before the call, and passed, which changes it",
         source=user_source(),
     )
 

@@ -43,9 +43,10 @@ class RegionRecording(Recording):
         super().__init__(outer.mesh, True, outer.symbols)
         self.outer = outer
         self.inside, self.dtype, self.repeatable = inside, outer.dtype, outer.repeatable
+        self.path_of = outer.path_of
         self.tape.values = outer.tape.values  # so that no value of it is taken for one of the program's
         self.scalars, self.guards, self.plain = outer.scalars, outer.guards, outer.plain
-        self.input_cells = set(outer.input_cells)
+        self.input_cells = dict(outer.input_cells)
         self.reads: dict[int, tuple[Ref, Value]] = {}
         """By cell, the storages of the program that it reads, and their values here."""
         self.stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -121,7 +122,7 @@ class RegionRecording(Recording):
         self._take(value)
         cell = Cell(self.mesh, value.type)
         cell.recording = self
-        self.input_cells.add(id(cell))
+        self.input_cells[id(cell)] = None
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value), requires_grad)
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+import monarch
 from monarch.compiler.errors import ProgramError
 from monarch.language import Mesh, distribute, program
 from tests.language.alike import assert_alike
@@ -272,6 +273,38 @@ def test_other_tensors_cost_no_trace(mesh: Mesh) -> None:
         assert step(x, torch.ones(3)).item() == pytest.approx(some(seed, 3).sum().item() + 3, abs=1e-5)
         traces.append(sum(each.traces for each in step.remembered))
     assert traces == [1] * 4
+
+
+def scaled(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    batch["x"][batch["x"] > 0] = 3
+    return batch["x"].sum(0)
+
+
+def scaled_in_a_branch(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    return monarch.cond(batch["x"].sum() > -100, lambda: batch["x"].mul_(2), lambda: batch["x"] * 1)
+
+
+@pytest.mark.parametrize("function", [scaled, scaled_in_a_branch])
+def test_what_the_error_of_a_plain_argument_that_is_written_says_is_right(
+    function: Callable[[Any], torch.Tensor], mesh: Mesh
+) -> None:
+    def copies(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        batch["x"] = batch["x"].clone()
+        return function(batch)
+
+    with pytest.raises(ProgramError) as refused:
+        program(function, mesh=mesh)({"x": some(0, 4, 2)})
+    for line in (
+        "argument batch['x'] of the program is a plain tensor, and is changed in place",
+        "batch['x'] = batch['x'].clone() ",
+        "batch['x'] = monarch.distribute(batch['x'], mesh) ",
+    ):
+        assert line in str(refused.value)
+    ours, theirs = {"x": distribute(some(0, 4, 2), mesh)}, {"x": some(0, 4, 2)}
+    step, copying = program(function, mesh=mesh), program(copies, mesh=mesh)
+    for seed in range(3):
+        assert (step(ours).tolist(), ours["x"].tolist()) == (function(theirs).tolist(), theirs["x"].tolist())
+        assert copying({"x": some(seed, 4, 2)}).tolist() == function({"x": some(seed, 4, 2)}).tolist()
 
 
 def test_other_data_for_a_plain_argument_is_refused(mesh: Mesh) -> None:
