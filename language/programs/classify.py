@@ -90,7 +90,9 @@ def kind_of(value: Any) -> type[Held] | str | None:
     if isinstance(value, np.ndarray) and value.dtype.hasobject:
         return OPAQUE  # its bytes are addresses
     if isinstance(value, types.BuiltinFunctionType):
-        return CONSTANT if value.__self__ is None or isinstance(value.__self__, (ModuleType, type)) else Parts
+        of = value.__self__  # of a function that pybind11 has made, its own record
+        is_function = of is None or isinstance(of, (ModuleType, type)) or type(of).__module__ == "pybind11_builtins"
+        return CONSTANT if is_function else Parts
     return _kind_of_instance(kind)
 
 

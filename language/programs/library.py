@@ -46,7 +46,7 @@ class Library:
 
     def enter(self, code: CodeType, module: dict[str, Any]) -> None:
         """Note a function of PyTorch's that is entered, where its module or class has it, and those of
-        `torch.nn.functional` that it names."""
+        `torch.nn.functional` that it names; where it is of `torch.nn`, those of `torch` too."""
         if not str(module.get("__name__")).startswith(_PATCHED):
             return
         if id(module) in _HOOKS:
@@ -54,6 +54,8 @@ class Library:
         for name in code.co_names:
             if name in F.__dict__:
                 self._note(F.__dict__, F.__dict__, name)
+            if module["__name__"].startswith("torch.nn.") and name in _OPS:
+                self._note(torch.__dict__, torch.__dict__, name)
         *outer, name = code.co_qualname.split(".")
         if module is vars(torch._tensor):  # what wraps some operators is one function for all
             self.names([each for each in _OPERATORS if getattr(vars(torch.Tensor).get(each), "__code__", None) is code])
@@ -81,6 +83,10 @@ class Library:
                 for name, value in vars(base).items() if base not in _BASES else ():
                     if callable(value):
                         self._note(base, vars(base), name)
+        for owner in (torch.Tensor, *_BASES):  # what was replaced is not entered as PyTorch's own
+            for name, value in vars(owner).items():
+                if _may_be_replaced(value):
+                    self._note(owner, vars(owner), name)
         expected: list[Any] = []
         reads: list[Callable[[], Iterable[Any]]] = []
         for _, entries, known in self._functions.values():
@@ -118,6 +124,9 @@ class Library:
 copyreg._slotnames(torch.Tensor)  # type: ignore[attr-defined]  # the first copy of a tensor leaves them in its class
 _OPERATORS = [name for name in dir(torch.Tensor) if name.startswith("__") and callable(getattr(torch.Tensor, name))]
 
+_OPS = frozenset(
+    name for name, value in vars(torch).items() if name[0] != "_" and callable(value) and not isinstance(value, type)
+)
 _bases_of = operator.attrgetter("__bases__")
 
 _BASES = (torch.nn.Module, torch.optim.Optimizer)
@@ -129,6 +138,13 @@ _HOOKS: dict[int, list[dict[Any, Any]]] = {
 }
 """The hooks that every module and optimizer calls, by the id of the namespace of PyTorch's module that has and calls
 them."""
+
+
+def _may_be_replaced(value: Any) -> bool:
+    """Whether somebody else than PyTorch may have put this function into one of its classes."""
+    if isinstance(value, FunctionType):
+        return str(value.__globals__.get("__name__")).partition(".")[0] != "torch"
+    return callable(value) and not isinstance(value, type)
 
 
 def _is_in_python(method: Any) -> bool:

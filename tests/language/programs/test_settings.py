@@ -363,6 +363,30 @@ def test_each_operator_that_is_replaced_is_followed(
     assert step(x).tolist() == run(x).tolist()
 
 
+REPLACED = [
+    (torch, "tanh", torch.sin),  # which PyTorch's own code names, and the user's does not
+    (torch.Tensor, "flatten", lambda x, *dims: x.reshape(-1) * 2),
+    (torch.nn.Module, "__call__", lambda self, x: self.forward(x) + 5),
+]
+
+
+@pytest.mark.parametrize("owner, name, other", REPLACED, ids=[name for _, name, _ in REPLACED])
+def test_what_is_replaced_beneath_a_module_is_followed_and_so_is_putting_it_back(
+    mesh: Mesh, owner: Any, name: str, other: Any
+) -> None:
+    model = torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Flatten(0))
+    before, x = getattr(owner, name), torch.ones(1, 2)
+    step = program(lambda x: model(x), mesh=mesh)
+    try:
+        for function in (before, other, before, other, before):
+            setattr(owner, name, function)
+            torch.testing.assert_close(step(x).full_tensor(), model(x))
+    finally:
+        setattr(owner, name, before)
+        if owner is torch.Tensor:
+            del torch.Tensor.flatten  # where the base has it
+
+
 class Pair:
     first: Any = None
     second: Any = None
