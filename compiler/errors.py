@@ -5,7 +5,7 @@ from __future__ import annotations
 import builtins
 import difflib
 import linecache
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Self
@@ -66,6 +66,11 @@ def did_you_mean(name: str, known: Iterable[str], then: str = " ") -> str:
     """ "did you mean data?", with `then` behind it, where one of the known names is near, else ""."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"did you mean {close[0]}?{then}" if close else ""
+
+
+def known_dims(dim: object, mesh: object, dims: Sequence[str]) -> str:
+    """The hint beside "unknown mesh dim": the dim that is near, the mesh, and its dims."""
+    return f"{did_you_mean(str(dim), dims)}the mesh is {mesh}: its dims are {', '.join(dims) or 'none'}."
 
 
 class MonarchError(Exception):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from monarch.compiler.display import html_of
-from monarch.compiler.errors import LayoutError
+from monarch.compiler.errors import LayoutError, known_dims
 from monarch.compiler.layout import ITEM_SIZES, REDUCTIONS, Layout, MeshSpec, Placement, local_shape, parts_of
 from monarch.compiler.symbols import is_named, value_at
 
@@ -142,7 +142,7 @@ class TensorType:
             if mesh_dim not in mesh.sizes:
                 raise LayoutError(
                     f"unknown mesh dim '{mesh_dim}' in the layout of {name}",
-                    hint=f"the mesh is {mesh}: its dims are {', '.join(mesh.names) or 'none'}.",
+                    hint=known_dims(mesh_dim, mesh, mesh.names),
                 )
             if mesh_dim in seen:
                 raise LayoutError(

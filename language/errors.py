@@ -29,6 +29,10 @@ class _OperatorValueError(OperatorError, ValueError):
     pass
 
 
+class ArgumentsError(ProgramError, TypeError):
+    """Arguments that a program's function does not take. Also a TypeError, as Python's own would be."""
+
+
 def operator_error(error: Exception) -> type[OperatorError]:
     """The OperatorErrors that are of the class of an error of PyTorch's."""
     kinds = _OperatorIndexError, _OperatorTypeError, _OperatorValueError

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_origin
 
+import torch
+
 from monarch.compiler.errors import LayoutError, Source
 from monarch.compiler.text import parse_layout, parse_type
-from monarch.compiler.types import DTYPES, Layout, MeshSpec, TensorType
+from monarch.compiler.types import DTYPE_NAMES, DTYPES, Layout, MeshSpec, TensorType
 
 LayoutLike = Layout | str | Sequence[Any]
 """`"[@data, -]"`, `["data", None]`, `[Shard(0), Replicate()]` (one for each *mesh* dim), or a Layout."""
@@ -128,6 +131,8 @@ def _from_text(annotation: str, names: Mapping[str, Any]) -> TensorType | None:
                 hint=f"the compiler does that: write {type_.unpadded}.",
             )
         return type_
+    if (error := misspelt(text)) is not None:
+        raise error
     try:
         written = ast.parse(text, mode="eval").body
     except SyntaxError:
@@ -141,6 +146,23 @@ def _from_text(annotation: str, names: Mapping[str, Any]) -> TensorType | None:
     elif isinstance(written, ast.Attribute) and isinstance(written.value, ast.Name):
         alias = getattr(names.get(written.value.id), written.attr, None)
     return from_annotation(alias) if get_origin(alias) is Annotated else None
+
+
+def misspelt(text: str) -> LayoutError | None:
+    """What is wrong with an annotation that is meant as a tensor type and does not begin as one; None of all others."""
+    found = re.match(r"""([\w.]*)\s*[\[(]([^'"\[(]*)""", text)
+    if found is None or (found[1] in DTYPES and "[" in found[0]):
+        return None
+    dtype = getattr(torch, found[1].removeprefix("torch."), None)
+    name = found[1] if found[1] in DTYPES else DTYPE_NAMES.get(dtype) if isinstance(dtype, torch.dtype) else None
+    if name is None and "@" not in found[2] and not re.fullmatch(r"(bf|f|i|u|c)\d+", found[1]):
+        return None
+    return LayoutError(
+        f"'{text}' is no tensor type",
+        hint=f'write {name}[...] in its place: "{name}[64@data, 1024]".'
+        if name
+        else f'a tensor type begins with one of {", ".join(DTYPES)}: "f32[64@data, 1024]".',
+    )
 
 
 def annotated_with(annotation: ast.expr) -> Iterator[ast.Constant]:

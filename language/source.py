@@ -7,11 +7,12 @@ import itertools
 import os
 import sys
 import sysconfig
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
-from monarch.compiler.errors import Source
+from monarch.compiler.config import settings
+from monarch.compiler.errors import MonarchError, Source
 
 # Frames of these trees are machinery: torch, ourselves (language, compiler, stdlib, runtime), and Python's own library.
 _OURS = tuple(
@@ -95,6 +96,27 @@ def raised_at(error: BaseException) -> Source | None:
             found = Source(frame.f_code.co_filename, traceback.tb_lineno, caller=caller)
         traceback = traceback.tb_next
     return found
+
+
+def shorten(error: BaseException) -> None:
+    """Take out of an error's traceback our frames below the first, which has caught it, and what they called of torch
+    and Python. An error that is neither the user's nor was raised in the user's code is a defect of ours, and keeps
+    them."""
+    first = error.__traceback__
+    kept: list[TracebackType] = []
+    within, at = True, first
+    while at is not None:
+        file = at.tb_frame.f_code.co_filename
+        within = _is_ours(file) or (within and not is_users_file(file))
+        if at is first or not within:
+            kept.append(at)
+        at = at.tb_next
+    if settings.full_tracebacks or (within and not isinstance(error, MonarchError)):
+        return
+    short: TracebackType | None = None
+    for at in reversed(kept):
+        short = TracebackType(short, at.tb_frame, at.tb_lasti, at.tb_lineno)
+    error.__traceback__ = short
 
 
 def _source_of(frame: FrameType, caller: Source | None = None) -> Source:

@@ -25,6 +25,9 @@ class Settings(SettingsBase):
         local=True,
     )
     verify = Setting(Flag(), False, "Whether the compiler verifies the graph after each pass.")
+    full_tracebacks = Setting(
+        Flag(), False, "Whether the traceback of an error in your program has the lines of Monarch's own files too."
+    )
     cache = Setting(
         FolderOrNone(),
         None,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 
-from monarch.compiler.errors import LayoutError
+from monarch.compiler.errors import LayoutError, known_dims
 from monarch.compiler.mesh.errors import MeshDimError, MeshIndexError, MeshShapeError
 
 
@@ -98,8 +98,10 @@ class Extent(Mapping[str, int]):
 
     def point(self, coords: Mapping[str, int]) -> Point:
         """The point with these coordinates. Raises MeshDimError unless each dim has one, MeshIndexError outside."""
-        if set(coords) != set(self._labels):
-            raise MeshDimError(f"a place in {self} has the dims {self.labels}, not {list(coords)}")
+        for label in coords:
+            self.position(label)
+        if missing := [label for label in self._labels if label not in coords]:
+            raise MeshDimError(f"a place in {self} needs a position along '{missing[0]}' too: {dict(coords)}")
         rank = 0
         for label, size in self.items():
             rank = rank * size + _position(coords[label], size, f"'{label}'")
@@ -111,8 +113,7 @@ class Extent(Mapping[str, int]):
     def position(self, label: str) -> int:
         """Which dim it is, from 0. Raises MeshDimError for an unknown one."""
         if label not in self._labels:
-            hint = f"the mesh is {self}: its dims are {', '.join(self._labels) or 'none'}."
-            raise MeshDimError(f"unknown mesh dim '{label}'", hint=hint)
+            raise MeshDimError(f"unknown mesh dim '{label}'", hint=known_dims(label, self, self._labels))
         return self._labels.index(label)
 
     def __iter__(self) -> Iterator[str]:

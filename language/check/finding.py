@@ -27,7 +27,6 @@ RULES: dict[str, str] = {
     "M301": "a Python value that is another at every call",
     "M305": "output at trace time",
     "M307": "no_grad() that has no effect",
-    "M308": "an annotation that is ignored",
 }
 """Every rule by its code. M1 and M2: the tracer refuses it. M3: it runs, but is slow, done once, or without effect."""
 

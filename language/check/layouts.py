@@ -15,7 +15,7 @@ from monarch.language.check.names import Names, is_monarch
 from monarch.language.check.programs import ProgramDef
 from monarch.language.check.report import Reporter
 from monarch.language.check.scopes import Function, Scope, parameters
-from monarch.language.layouts import annotated_with
+from monarch.language.layouts import annotated_with, misspelt
 
 _QUOTES = re.compile(r"[rRuU]?(\"\"\"|'''|\"|')")
 _SHAPED = {"torch.randn", "torch.rand", "torch.zeros", "torch.ones", "torch.empty"}
@@ -105,10 +105,8 @@ class Layouts:
         head, bracket, _ = text.partition("[")
         if bracket and head.strip() in DTYPES:
             return text
-        if re.fullmatch(r"\w*\s*\[[^\]]*(@|\b\d+\s*,)[^\]]*\].*", text):
-            what = f"'{head.strip()}' is no dtype" if head.strip() else "the dtype is missing"
-            hint = f'a tensor type begins with one of {", ".join(DTYPES)}: x: "f32[64@data, 1024]".'
-            self.report.add("M308", annotation, f"{what}: this annotation is ignored", hint)
+        if (error := misspelt(text)) is not None:
+            self.report.add("M201", annotation, error.message, error.hint)
         return None
 
     def _fits(self, type_: TensorType, meshes: Sequence[MeshSpec] | None, node: ast.expr, name: str) -> None:

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.compiler.errors import LayoutError, ProgramError, Source
 from monarch.compiler.execution.events import say
 from monarch.compiler.execution.presets import choose_layouts
 from monarch.compiler.types import Layout, TensorType
@@ -66,6 +66,7 @@ def distribute(
             hint="place the tensor before the program runs, and pass it as an argument or close over it.",
             source=source,
         )
+    _check_mesh(mesh, "distribute(tensor, mesh, layout)", source)
     if not isinstance(tensor, torch.Tensor):
         raise LayoutError(
             f"{name} is a {type(tensor).__name__}, and meshes hold tensors",
@@ -84,6 +85,15 @@ def distribute(
     )
     placed._ref.cell.free = not given
     return placed
+
+
+def _check_mesh(mesh: object, call: str, source: Source | None) -> None:
+    if not isinstance(mesh, Mesh):
+        raise LayoutError(
+            f"the mesh is a {type(mesh).__name__}",
+            hint=f"the call is {call}, with a mesh such as Mesh(data=2).",
+            source=source,
+        )
 
 
 class _Moved(torch.autograd.Function):
@@ -160,6 +170,7 @@ def module_to_mesh(
     that cannot be given its values, and that no checkpoint has.
     """
     source = user_source()
+    _check_mesh(mesh, "module_to_mesh(module, mesh, layouts=layouts)", source)
     if isinstance(layouts, str):
         layouts = _preset(layouts, module, mesh)
     names = _names(module)

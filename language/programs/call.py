@@ -11,13 +11,14 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import ArgumentWritten, ProgramError, Source
+from monarch.compiler.errors import ArgumentWritten, LayoutError, ProgramError, Source
 from monarch.compiler.symbols import Scope, has_names
-from monarch.compiler.types import TensorType
+from monarch.compiler.types import MeshSpec, TensorType
+from monarch.language.errors import ArgumentsError
 from monarch.language.programs.arrays import ARRAYS, as_annotated
 from monarch.language.programs.named import bound, family_of, values_of
 from monarch.language.programs.nodes import Path
-from monarch.language.programs.signature import mesh_annotations, parameters, tensor_annotations, type_of
+from monarch.language.programs.signature import annotated_at, mesh_annotations, parameters, tensor_annotations, type_of
 from monarch.language.source import user_source
 from monarch.language.tensors.history import End
 from monarch.language.tensors.mesh import Mesh
@@ -32,12 +33,20 @@ class Annotations:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.types = tensor_annotations(function)
         self.meshes = mesh_annotations(function)
+        self._code = getattr(inspect.unwrap(function), "__code__", None)
         self.names_sizes = any(has_names(type_.shape) for type_ in self.types.values())
         self._positions = [
             (number, parameter.name)
             for number, parameter in enumerate(parameters(function))
             if parameter.name in self.types and parameter.kind in _POSITIONAL
         ]
+
+    def check(self, name: str, mesh: MeshSpec) -> None:
+        """Raise LayoutError, at the annotation of this parameter, unless its type can be on the mesh."""
+        try:
+            self.types[name].check(mesh, f"'{name}'")
+        except LayoutError as error:
+            raise LayoutError(error.message, hint=error.hint, source=annotated_at(self._code, name)) from None
 
     def converted(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """The arguments, with tensors for numbers, lists and arrays where the annotation names a tensor type."""
@@ -175,12 +184,25 @@ class ProgramCall:
         for name, argument in self.named:
             if argument is leaf and (self.annotations.names_sizes or not isinstance(leaf, DistributedTensor)):
                 on = self.annotations.meshes.get(name, mesh)
-                self.annotations.types[name].check(on.spec, f"'{name}'")
+                self.annotations.check(name, on.spec)
                 return bound(self.annotations.types[name], self.values, scope)
         return type_of(leaf)
 
+    def _check_arguments(self) -> None:
+        try:
+            takes = inspect.signature(self.function, follow_wrapped=False)
+        except ValueError:  # a callable that does not say: calling it does
+            return
+        try:
+            takes.bind(*self.args, **self.kwargs)
+        except TypeError as error:
+            bare = [parameter.replace(annotation=parameter.empty) for parameter in takes.parameters.values()]
+            hint = f"the call is {self.name}{takes.replace(parameters=bare, return_annotation=takes.empty)}."
+            raise ArgumentsError(f"{self.name}: {error}", hint=hint, source=user_source()) from None
+
     def check(self) -> None:
-        """Raise ProgramError for an argument that is not what its annotation says."""
+        """Raise ProgramError for arguments that the function does not take, or that are not what annotations say."""
+        self._check_arguments()
         for name, value in self.named:
             wanted, on = self.annotations.types[name], self.annotations.meshes.get(name)
             if on is not None and isinstance(value, DistributedTensor) and value.mesh is not on:

@@ -35,7 +35,7 @@ from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
 from monarch.language.recorder.recording import current, turns
 from monarch.language.recorder.varying import active, plainly
-from monarch.language.source import user_source
+from monarch.language.source import shorten, user_source
 from monarch.language.tensors.mesh import Mesh, looked_at, open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -111,12 +111,16 @@ class Program(Generic[P, R]):
         if is_watched():
             call = self._call_of(args, kwargs)
             return run_itself(call, self._find_mesh(call.leaves, find_environment(self.__wrapped__)))
-        with turns:  # a `return` in here would leave the block before a tracer hears of it
-            if active.regions:
-                with plainly():
+        try:
+            with turns:  # a `return` in here would leave the block before a tracer hears of it
+                if active.regions:
+                    with plainly():
+                        result = self._call(args, kwargs)
+                else:
                     result = self._call(args, kwargs)
-            else:
-                result = self._call(args, kwargs)
+        except Exception as error:
+            shorten(error)
+            raise
         return result
 
     def _call(self, args: Any, kwargs: Any) -> Any:
@@ -326,7 +330,11 @@ class Program(Generic[P, R]):
 
     def trace(self, *args: P.args, **kwargs: P.kwargs) -> Traced:
         """The graph for these arguments, with global types. Traces the function, and changes nothing."""
-        return Traced(self._look(self._examples(args, kwargs), None), self.options)
+        try:
+            return Traced(self._look(self._examples(args, kwargs), None), self.options)
+        except Exception as error:
+            shorten(error)
+            raise
 
     def trace_named(self, *args: P.args, **kwargs: P.kwargs) -> tuple[Graph, Scope] | None:
         """The graph for all values of the sizes that the annotations name, with these arguments as example, and what

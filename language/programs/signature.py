@@ -6,10 +6,13 @@ import ast
 import datetime
 import functools
 import inspect
+import linecache
+import re
 import uuid
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
+from types import CodeType
 from typing import Annotated, Any, get_origin
 
 import numpy as np
@@ -183,12 +186,23 @@ def tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
         try:
             type_ = from_annotation(annotation, getattr(function, "__globals__", {}))
         except MonarchError as error:
-            code = getattr(function, "__code__", None)
-            source = Source(code.co_filename, code.co_firstlineno) if code is not None else None
+            source = annotated_at(getattr(inspect.unwrap(function), "__code__", None), name)
             raise type(error)(f"parameter '{name}': {error.message}", hint=error.hint, source=source) from None
         if type_ is not None and name != "return":
             found[name] = type_
     return found
+
+
+def annotated_at(code: CodeType | None, name: str) -> Source | None:
+    """Where a parameter stands in its function's source: the name, or the function's first line where that is not
+    found."""
+    if code is None:
+        return None
+    for number in range(code.co_firstlineno, max(line or 0 for *_, line in code.co_lines()) + 1):
+        line = linecache.getline(code.co_filename, number)
+        if (found := re.search(rf"\b{re.escape(name)}\s*:", line)) is not None:
+            return Source(code.co_filename, number, found.start() + 1, found.start() + 1 + len(name))
+    return Source(code.co_filename, code.co_firstlineno)
 
 
 def mesh_annotations(function: Callable[..., Any]) -> dict[str, Mesh]:

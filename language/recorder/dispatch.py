@@ -16,7 +16,8 @@ from monarch.compiler.errors import MonarchError, ProgramError
 from monarch.compiler.ops.record import enter
 from monarch.compiler.ops.schema import memory_of, pure_form
 from monarch.compiler.tape import Expr, Number, Op, Value, View
-from monarch.language.errors import OperatorError, branch_error, operator_error
+from monarch.compiler.types import TensorType
+from monarch.language.errors import branch_error, operator_error
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.meshes import mesh_error
 from monarch.language.recorder.places import PlaceNode, place_of
@@ -29,6 +30,7 @@ from monarch.language.recorder.recording import (
     turns,
 )
 from monarch.language.recorder.refusals import check_refused, refuse
+from monarch.language.recorder.refused_shapes import masked_error, sized_error
 from monarch.language.recorder.refused_writes import argument_write, plain_write, reshaped_in_place
 from monarch.language.recorder.scalar import ScalarNode
 from monarch.language.recorder.varying import (
@@ -39,7 +41,6 @@ from monarch.language.recorder.varying import (
     varying_together,
 )
 from monarch.language.recorder.whole import said
-from monarch.language.rewritten import put_by_mask
 from monarch.language.source import user_source
 from monarch.language.tensors.facts import Facts, facts_of
 from monarch.language.tensors.mesh import Mesh
@@ -248,7 +249,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
         real = _torchs_error(func, fakes, fake_kwargs)
         kind, words = operator_error(real or error), str(real or error).strip()
         found = kind(words, hint=_operands(func, args), source=source_now()[0])
-        raise (refuse(found) if real is None else found) from error
+        raise (refuse(found) if real is None else found) from (None if real else error)
     if recording.dtype is not torch.get_default_dtype() and not facts.mutable:
         explicit = said(recording.dtype, func, args, kwargs, fakes, fake_kwargs, out)
         if explicit is not None:
@@ -442,27 +443,11 @@ _BY_MEMORY = (aten.resize_, aten.resize_as_)
 
 
 def _operands(func: Any, args: tuple[Any, ...]) -> str:
-    types = [str(arg._ref.type) for arg in args if isinstance(arg, DistributedTensor)]
+    types = [
+        str(arg._ref.type if isinstance(arg, DistributedTensor) else TensorType(arg.dtype, tuple(arg.shape)))
+        for arg in tensors_in(args)
+    ]
     return f"in {func.overloadpacket}({', '.join(types)})" if types else ""
-
-
-_WAYS_OUT: dict[Any, str] = {
-    aten.bincount: "count up to a known number: torch.zeros(n, dtype=x.dtype).index_add(0, x, torch.ones_like(x));",
-    aten.linalg_lstsq: "for a matrix of full rank: q, r = torch.linalg.qr(a), and "
-    "torch.linalg.solve_triangular(r, q.mT @ b, upper=True);",
-    aten._ctc_loss: "give the lengths as tuples of numbers;",
-    aten._unique: "write torch.where(mask, value, x) in place of index_fill with a tensor;",
-    **dict.fromkeys(
-        (aten._unique2, aten.unique_consecutive, aten.unique_dim),
-        "mark the first of equal entries: y = x.sort()[0], and torch.cat([torch.ones(1, dtype=torch.bool), "
-        "y.diff() != 0]);",
-    ),
-    aten.nonzero: "count with torch.count_nonzero(x), or keep the shape: torch.where(mask, x, other), x * mask;",
-    aten.masked_select: "keep the shape: torch.where(mask, x, other), x * mask; F.ctc_loss takes rows that are padded "
-    "at their ends, torch.where(mask, labels, 0), with lengths that are tuples of numbers, and gives the same;",
-    aten.repeat_interleave: "say how many there are: x.repeat_interleave(repeats, dim, output_size=n);",
-}
-"""What to write in place of ops whose results' shapes depend on values."""
 
 
 def _data_dependent(
@@ -475,12 +460,7 @@ def _data_dependent(
         indices = _places(recording, args[1])
         if not any(map(_is_mask, indices)):
             return record(func, (args[0], indices), kwargs)
-        masked = OperatorError(
-            "an index by a mask gives a tensor whose shape depends on values, which a distributed tensor cannot have",
-            hint=f"{_without_mask(args[0], indices)}\nOutside of programs x[mask] waits for the mask.",
-            source=user_source(),
-        )
-        raise refuse(masked) from error
+        raise masked_error(args[0], indices) from error
     if func is aten.masked_select.default and not isinstance(known := _known(recording, args[1]), DistributedTensor):
         return _select_by(args[0], known)
     whole = [_known(recording, arg) for arg in args]
@@ -489,35 +469,8 @@ def _data_dependent(
             found = func(*whole, **kwargs)
         return _placed(recording, found)
     if any("Tensor" in str(value.type) for value in func._schema.returns):
-        sized = OperatorError(
-            f"{func.overloadpacket} gives a tensor whose shape depends on values, "
-            "which a distributed tensor cannot have",
-            hint=_WAYS_OUT.get(
-                func.overloadpacket,
-                "keep the shape: torch.where(mask, x, other), x * mask, or torch.topk with a number that is known;",
-            )
-            + "\nor run the step without @monarch.program: there this op waits for the values.",
-            source=user_source(),
-        )
-        raise refuse(sized) from error
+        raise sized_error(func) from error
     raise branch_error(user_source()) from error
-
-
-def _without_mask(x: torch.Tensor, indices: list[Any]) -> str:
-    """What to write instead of an index by masks that only the workers know."""
-    wrong, right = put_by_mask(user_source(), x.ndim - indices[0].ndim) if len(indices) == 1 else ("", "")
-    if right:
-        width = max(len(wrong), len(right))
-        return (
-            f"{wrong:<{width}}  # wrong: how many entries it has, only the workers know\n"
-            f"{right:<{width}}  # right, where each entry follows from those at its place"
-        )
-    return (
-        "y = x[mask] * 2                  # wrong: how many entries it has, only the workers know\n"
-        "y = torch.where(mask, x * 2, 0)  # right: all entries, and 0 where the mask is not set\n"
-        "total = (x * mask).sum()         # right, for x[mask].sum(); the mean is that / mask.sum()\n"
-        "x = torch.where(mask, new, x)    # right, for x[mask] = new[mask]"
-    )
 
 
 def _places(recording: Recording, indices: Any) -> list[Any]:

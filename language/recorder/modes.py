@@ -19,6 +19,7 @@ from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refused_writes import plain_write
 from monarch.language.recorder.selecting import put, selected
 from monarch.language.recorder.varying import active, made_to_vary
+from monarch.language.source import shorten
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -39,6 +40,9 @@ class _Factories(TorchDispatchMode):
         sys.settrace(None)
         try:
             return self._dispatch(func, args, kwargs or {})
+        except Exception as error:
+            shorten(error)
+            raise
         finally:
             sys.settrace(watching)
 

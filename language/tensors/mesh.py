@@ -19,6 +19,7 @@ from monarch.compiler.loading import load
 from monarch.compiler.mesh import MeshAlgebra, Shape, named_sizes
 from monarch.compiler.types import MeshSpec
 from monarch.language.layouts import LayoutLike
+from monarch.language.source import shorten
 from monarch.language.tensors.operations import operations
 from monarch.language.tensors.workers import State, Workers
 
@@ -115,7 +116,7 @@ class Mesh(MeshAlgebra):
             if name in _MEANT and not isinstance(size, (int, float)):
                 raise LayoutError(
                     f"mesh dim '{name}' has size {size!r}",
-                    hint=f"did you mean {_MEANT[name]}=? It says where the workers run; dims' sizes are whole numbers.",
+                    hint=f"{_MEANT[name]}; dims' sizes are whole numbers.",
                 )
         spec = MeshSpec(pairs)
         if procs is not None and not _sizes and spec.workers != MeshSpec(tuple(procs.sizes.items())).workers:
@@ -244,6 +245,9 @@ class Mesh(MeshAlgebra):
         lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
         return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
 
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self!r} cannot be pickled: its workers are this process's. Another makes a Mesh of its own.")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
         return self  # its workers are one: what is copied with it, such as a model's attribute, is on the same
 
@@ -304,8 +308,9 @@ class Mesh(MeshAlgebra):
         try:
             with operations.plainly():
                 return ask(self.executor)
-        except DeviceMeshError:
+        except DeviceMeshError as error:
             self.recover()
+            shorten(error)
             raise
         except KeyboardInterrupt:
             self.give_up(handle)
@@ -569,4 +574,8 @@ class Mesh(MeshAlgebra):
         self.close()
 
 
-_MEANT = {"host": "hosts", "proc": "procs", "processes": "procs"}
+_MEANT = {
+    "host": "did you mean hosts=? It says where the workers run",
+    **dict.fromkeys(("proc", "processes"), "did you mean procs=? It says where the workers run"),
+    **dict.fromkeys(("device", "device_type"), 'a program names its device: @monarch.program(target="cuda:90")'),
+}

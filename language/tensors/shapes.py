@@ -63,6 +63,10 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 def run_fake(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """An op's results on tensors without data. Raises DependsOnData, or what PyTorch raises."""
+    if func in _ANY_DIM:
+        dim, ndim = kwargs.get("dim", args[1] if len(args) > 1 else -1), max(1, args[0].ndim)
+        if not -ndim <= dim < ndim:
+            raise IndexError(f"dim {dim} of a tensor that has {args[0].ndim}")
     simple = facts_of(func).known.shape
     if simple is not None and not kwargs:
         known = simple(*args)
@@ -125,6 +129,8 @@ def _key(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Hashable:
     return func, torch.get_default_dtype(), frozen(args, of), frozen(kwargs, of)
 
 
+_ANY_DIM = frozenset((aten._softmax.default, aten.sort.default, aten.sort.stable))
+"""Ops of which PyTorch's shape functions take any dim, and its kernels none outside."""
 _BATCH_NORMS = (aten.native_batch_norm.default, aten._native_batch_norm_legit.default)
 
 # -- shape functions: a tensor, or None where PyTorch's own has to decide ---------------------------------------------

@@ -20,7 +20,7 @@ from monarch.compiler.tape import Value, View
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.errors import branch_error
 from monarch.language.layouts import LayoutLike, as_layout
-from monarch.language.source import belongs_to_user, user_source
+from monarch.language.source import belongs_to_user, shorten, user_source
 from monarch.language.tensors.cell import Cell, Recorded
 from monarch.language.tensors.history import end_of, ended
 from monarch.language.tensors.instead import STAGER, instead
@@ -172,7 +172,11 @@ class DistributedTensor(_Base):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return operations.dispatch(func, args, kwargs or {})
+        try:
+            return operations.dispatch(func, args, kwargs or {})
+        except Exception as error:
+            shorten(error)
+            raise
 
     # -- what it is ----------------------------------------------------------------------------------------------
 
@@ -489,6 +493,10 @@ class DistributedTensor(_Base):
         if operations.is_tracing() and belongs_to_user(caller.f_code) or caller.f_globals["__name__"] == STAGER:
             raise self._without_memory()
         return super().untyped_storage()
+
+    def share_memory_(self) -> Any:
+        """Raises MonarchError: there is no memory here to share."""
+        raise self._without_memory()
 
     def __dlpack__(self, *args: Any, **kwargs: Any) -> Any:
         """Raises MonarchError: no other library can read a worker's memory."""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree
 
-from monarch.compiler.errors import LayoutError, ProgramError, Source
+from monarch.compiler.errors import LayoutError, ProgramError, Source, known_dims
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.recorder.modes import per_worker
@@ -97,7 +97,7 @@ def _dims_of(mesh: Mesh, dims: Sequence[str]) -> tuple[str, ...]:
     if unknown := [name for name in names if name not in mesh.spec.sizes]:
         raise LayoutError(
             f"unknown mesh dim '{unknown[0]}'",
-            hint=f"the mesh is {mesh.spec}: its dims are {', '.join(mesh.mesh_dim_names) or 'none'}.",
+            hint=known_dims(unknown[0], mesh.spec, mesh.mesh_dim_names),
             source=user_source(),
         )
     if twice := [name for name in names if name in active_dims(mesh)]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import re
 import threading
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +13,9 @@ import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.nn import functional as F
 
+from monarch.compiler.config import configured
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
 from monarch.language import (
     DistributedTensor,
@@ -240,6 +243,114 @@ def test_no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with pytest.raises(ProgramError, match="step has no mesh"):
         step(torch.ones(3))
+
+
+@program
+def scaled(
+    x: torch.Tensor,
+    scale: float = 1.0,
+) -> torch.Tensor:
+    return x * scale
+
+
+@program
+def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
+    return x * n
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda x: scaled(), TypeError, "scaled: missing a required argument: 'x'"),
+        (
+            lambda x: scaled(x, 2.0, 3),
+            TypeError,
+            "too many positional arguments(.|\n)*the call is scaled.x, scale=1.0.",
+        ),
+        (lambda x: scaled(x, sclae=3.0), TypeError, "scaled: got an unexpected keyword argument 'sclae'"),
+        (lambda x: scaled.trace(), ProgramError, "scaled: missing a required argument: 'x'"),
+        (lambda x: typed(1, torch.ones(4, 4)), LayoutError, r"unknown mesh dim 'dta'(.|\n)*did you mean data\?"),
+        (lambda x: distribute(x, "[@data]"), LayoutError, r"the mesh is a str(.|\n)*distribute.tensor, mesh, layout"),
+        (lambda x: module_to_mesh(mlp(), "cuda"), LayoutError, r"the mesh is a str(.|\n)*module_to_mesh.module, mesh"),
+        (lambda x: F.softmax(x, 2), IndexError, r"range of \[-2, 1\], but got 2(.|\n)*in aten._softmax.f32\[4, 4\]"),
+        (lambda x: x.sort(dim=2), IndexError, r"range of \[-2, 1\], but got 2"),
+        (lambda x: program(lambda x: F.softmax(x, -3))(x), IndexError, r"range of \[-2, 1\], but got -3"),
+        (lambda x: x + torch.ones(3), RuntimeError, r"in aten.add.f32\[4, 4\], f32\[3\]"),
+        (lambda x: torch.cat([x, torch.ones(3, 3)]), RuntimeError, r"in aten.cat.f32\[4, 4\], f32\[3, 3\]"),
+        (lambda x: x.share_memory_(), MonarchError, r"no storage here(.|\n)*elsewhere pass x.full_tensor"),
+        (lambda x: pickle.dumps(x.mesh), TypeError, r"Mesh\(data=2, model=2\) cannot be pickled"),
+    ],
+)
+def test_everyday_mistakes(call: Callable[[Any], Any], error: type[Exception], words: str, mesh: Mesh) -> None:
+    with pytest.raises(error) as found:
+        call(distribute(torch.ones(4, 4), mesh))
+    text = "\n".join(map(str, found.value.args[:2]))  # without the excerpt, which has the words of this table
+    assert re.search(words, text), text
+
+
+def test_an_annotations_error_stands_at_its_parameter(mesh: Mesh) -> None:
+    with pytest.raises(LayoutError) as error:
+        program(mesh=mesh)(typed.__wrapped__)(1, torch.ones(4, 4))
+    assert text_of(error).splitlines()[1:3] == [
+        '      def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:',
+        "                        ^",
+    ]
+
+    annotated_later = eval("lambda x: x")
+    annotated_later.__annotations__["x"] = "f32[4@@]"
+    with pytest.raises(LayoutError) as error:
+        program(annotated_later)
+    assert error.value.source is not None and error.value.source.column == 0
+
+
+@pytest.mark.parametrize(
+    ("annotation", "hint"),
+    [
+        ("float32[4@data, 4]", 'write f32\\[...\\] in its place: "f32\\[64@data, 1024\\]"'),
+        ("torch.float32[4]", "write f32"),
+        ("f32(4)", "write f32"),
+        ("[4@data, 4]", "begins with one of f64, f32"),
+        ("f31[4]", "begins with one of f64, f32"),
+        ("list[int]", ""),
+        ("np.ndarray[3]", ""),
+        ("Float[Tensor, 'batch dim']", ""),
+        ("int | None", ""),
+    ],
+)
+def test_an_annotation_that_is_meant_as_a_tensor_type_is_none(annotation: str, hint: str) -> None:
+    def step(x: Any) -> Any:
+        return x
+
+    step.__annotations__["x"] = annotation
+    if not hint:
+        program(step)
+        return
+    with pytest.raises(LayoutError, match=f"is no tensor type(.|\n)*{hint}"):
+        program(step)
+
+
+def test_tracebacks_have_the_users_lines_alone(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = distribute(torch.ones(4, 4), mesh)
+
+    def user(x: torch.Tensor) -> torch.Tensor:
+        return nn.Linear(3, 3)(x)
+
+    def names(call: Callable[[], Any], error: type[Exception]) -> list[str]:
+        with pytest.raises(error) as found:
+            call()
+        return [frame.name for frame in traceback.extract_tb(found.value.__traceback__)][2:]
+
+    in_torch = ["_wrapped_call_impl", "_call_impl", "forward"]
+    assert names(lambda: user(x), RuntimeError) == ["user", *in_torch, "__torch_dispatch__"]
+    assert names(lambda: program(user)(x), RuntimeError) == ["__call__", "user", *in_torch[:2], "inner", "forward"]
+    with configured(full_tracebacks=True):
+        assert len(names(lambda: program(user)(x), RuntimeError)) > 10
+
+    def broken(*args: Any) -> Any:
+        raise KeyError("a defect of Monarch's")
+
+    monkeypatch.setattr("monarch.language.recorder.dispatch.run_fake", broken)
+    assert names(lambda: program(lambda x: x + 1)(x), KeyError)[-1] == "broken"
 
 
 def test_a_failed_trace_leaves_everything_as_it_was(mesh: Mesh) -> None:

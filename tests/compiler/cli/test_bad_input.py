@@ -50,9 +50,12 @@ MISTAKES = {
     "neither type nor value": (["compile", "plain.py", "--arg", "x=zz"], ["'zz' is neither a tensor type nor a value"]),
     "an annotation that does not parse": (
         ["compile", "annotation.py"],
-        ["annotation.py:4: error: parameter 'x'", "expected ',', '@' or ']'", "f32[8@data, 4\n               ^"],
+        ["annotation.py:5:7: error: parameter 'x'", "expected ',', '@' or ']'", "f32[8@data, 4\n               ^"],
     ),
-    "a dtype that there is not": (["compile", "dtype.py"], ["no tensor type", "unknown dtype 'f33'"]),
+    "a dtype that there is not": (
+        ["compile", "dtype.py"],
+        ["dtype.py:3:7: error: parameter 'x': 'f33[4]' is no tensor type", "begins with one of f64, f32"],
+    ),
     "a layout of an unknown mesh dim": (
         ["compile", "layout.py"],
         ["unknown mesh dim 'tp' in the layout of 'x'", "the mesh is mesh<data=2>"],

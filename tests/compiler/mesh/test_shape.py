@@ -231,7 +231,7 @@ def test_every_mesh_does_the_same(a: int, b: int, done: list[Change]) -> None:
         (
             {"tpus": 0},
             TypeError,
-            "unknown mesh dim 'tpus'\n  the mesh is {'hosts': 2, 'gpus': 4}: its dims are hosts, gpus",
+            "unknown mesh dim 'tpus'\n  did you mean gpus? the mesh is {'hosts': 2, 'gpus': 4}: its dims are hosts",
         ),
         ({"gpus": 0.5}, TypeError, "'gpus' has no place 0.5"),
         ({"gpus": True}, TypeError, "'gpus' has no place True"),
@@ -271,8 +271,10 @@ def test_what_is_no_extent_point_or_slice() -> None:
     for outside in (lambda: extent.point_of_rank(8), lambda: extent.point({"hosts": 0, "gpus": 4})):
         with pytest.raises(IndexError):
             outside()
-    with pytest.raises(TypeError, match="hosts"):
+    with pytest.raises(TypeError, match=r"needs a position along 'gpus' too: \{'hosts': 0\}"):
         extent.point({"hosts": 0})
+    with pytest.raises(TypeError, match=r"unknown mesh dim 'gpu'\n  did you mean gpus\?"):
+        extent.point({"hosts": 0, "gpu": 1})
     with pytest.raises(KeyError):
         extent["tpus"]
     for offset, numbers, strides in [(0, [2], [0]), (-1, [2], [1]), (0, [2, 2], [1, 1]), (0, [2], [1, 1])]:

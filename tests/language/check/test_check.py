@@ -418,7 +418,7 @@ def test_a_name_that_may_be_a_plain_tensor_or_another_is_none() -> None:
         ('@program\ndef f(x: "f32[4@data"): pass', "M201", '"'),
         ('@program\ndef f(ä: int, x: "f32[4@@]"): pass', "M201", "@"),
         ("@program\ndef f(x: f32[4 @ dat, 4]): pass", "M203", "f32[4 @ dat, 4]"),
-        ('@program\ndef f(x: "f23[6@data]"): pass', "M308", '"f23[6@data]"'),
+        ('@program\ndef f(x: "f23[6@data]"): pass', "M201", '"f23[6@data]"'),
         ('distribute(plain, mesh, "[-, model]")', "M202", "m"),
         ('distribute(plain, mesh, sharding_spec=["dta"])', "M203", '["dta"]'),
         ('distribute(torch.ones(4, 4), mesh, "[@data]")', "M204", '"[@data]"'),
