@@ -156,7 +156,7 @@ clock = datetime
 def test_what_a_module_is_asked_for_by_another_name_is_known(way: str, mesh: Mesh, traces: list[str]) -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         module = clock
-        now = clock.datetime.now() if way == "attributes" else module.datetime.now()
+        now = clock.datetime.now() if way == "attributes" else module.datetime.now()  # monarch: ignore[M301]
         return x * now.microsecond
 
     traced = program(step, mesh=mesh)
