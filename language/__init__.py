@@ -5,7 +5,7 @@
 from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
 from monarch.language.recorder import branchless, composites, determinants, foreach, forms  # noqa: F401  isort: skip
 from monarch.language.recorder import higher_order, questions, random, recurrent  # noqa: F401  isort: skip
-from monarch.language.programs import dynamo  # noqa: F401  isort: skip
+from monarch.language.programs import dynamo, swapped  # noqa: F401  isort: skip
 from monarch.language.tensors import data, gathered  # noqa: F401  isort: skip
 from monarch.compiler.plan import CompileOptions
 from monarch.language.eager.flush import discard, flush

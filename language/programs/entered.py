@@ -432,6 +432,8 @@ class Entered:
         module = frame.f_globals.get("__name__", "")
         if module in FORWARDS:
             self._handing.add(id(code))
+        if module == "torch.nn.utils.parametrize":  # within its `cached()`, weights that are computed are kept
+            self.snapshot.names(frame.f_globals, ("_cache_enabled", "_cache"), ())
         caller = frame.f_back
         if known.computes:
             del self.met[id(code)]  # our own code calls it too
