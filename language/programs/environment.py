@@ -204,3 +204,16 @@ def state_names(environment: Environment, optimizers: list[torch.optim.Optimizer
             for key, entry in optimizer.state.get(parameter, {}).items():
                 add(entry, str(StateKey(owner, key, label)))
     return names
+
+
+def labelled(cells: list[tuple[str | None, Cell]], taken: set[str], fallback: str) -> list[tuple[str, Cell]]:
+    """A label of its own for every cell."""
+    found: list[tuple[str, Cell]] = []
+    for number, (name, cell) in enumerate(cells):
+        label = base = name or f"{fallback}{number}"
+        count = 2
+        while label in taken:
+            label, count = f"{base}#{count}", count + 1
+        taken.add(label)
+        found.append((label, cell))
+    return found

@@ -26,6 +26,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.compile import collected_later
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
+from monarch.language.programs.autocasts import CASTS, weights
 from monarch.language.programs.call import (
     ProgramCall,
     apart,
@@ -38,7 +39,7 @@ from monarch.language.programs.call import (
 from monarch.language.programs.changes import Change
 from monarch.language.programs.effects import Effects, Make, Specialise, rebound
 from monarch.language.programs.entered import Entered
-from monarch.language.programs.environment import Environment, state_names
+from monarch.language.programs.environment import Environment, labelled, state_names
 from monarch.language.programs.guards import Guards, views_of
 from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.held import PLAIN, Contents, Held
@@ -157,6 +158,8 @@ class Trace:
     """The large plain tensors from outside that ops have read, each with its content."""
     cannot: tuple[str, Source | None] | None
     """Why a later call has to trace again, with the line, where no guards can say what it would do."""
+    weights: list[int]
+    """The states, by number, of which an autocast around a call would keep casts."""
     questions: list[Question]
     """What each call asks of actors before its step."""
     changes: list[Change]
@@ -342,6 +345,7 @@ def _trace(
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
             stack.enter_context(counting_streams(lambda: entered.generator.get("manual_seed")))
+            stack.enter_context(CASTS.apart())
             stack.enter_context(watch.watching())
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
@@ -437,13 +441,13 @@ def _trace(
             homes[value] = recording.mesh_of(value)
         for cell, value in escapes:
             cell.mesh = homes[value] = recording.mesh_of(value)
-    states = _labelled(
+    states = labelled(
         [(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state"
     )
     inputs = [entry for entry in recording.tape.inputs if entry.kind == "state"]
     for (label, _), entry in zip(states, inputs, strict=True):
         entry.label = label
-    made = _labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
+    made = labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
     spots = _spots(snapshot, guards, [cell for _, cell in states])
     cannot = guards.unproven
     if cannot is None and effects.cannot is not None:
@@ -502,6 +506,7 @@ def _trace(
         free=unsaid(states, leaves, types, recording.questions),
         large=large,
         cannot=cannot,
+        weights=weights(recording.tape, [cell for _, cell in states], snapshot),
         questions=recording.questions,
         changes=changed,
         undo=undo,
@@ -580,19 +585,6 @@ def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]
         del found
         gc.collect(generation)
         found = living()
-    return found
-
-
-def _labelled(cells: list[tuple[str | None, Cell]], taken: set[str], fallback: str) -> list[tuple[str, Cell]]:
-    """A label of its own for every cell."""
-    found: list[tuple[str, Cell]] = []
-    for number, (name, cell) in enumerate(cells):
-        label = base = name or f"{fallback}{number}"
-        count = 2
-        while label in taken:
-            label, count = f"{base}#{count}", count + 1
-        taken.add(label)
-        found.append((label, cell))
     return found
 
 

@@ -24,6 +24,7 @@ from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.compile import compile_graph, compile_template
 from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
+from monarch.language.programs.autocasts import CASTS
 from monarch.language.programs.call import leads_to
 from monarch.language.programs.changes import Change, Gradients, Outcome, undoing
 from monarch.language.programs.effects import Alias
@@ -170,6 +171,8 @@ class Compiled:
             if not self.later:
                 assert self.template is not None
                 self.plan = self.template.at(self.values, again=True)
+        if trace.weights:
+            CASTS.check(trace.name, [cells[number] for number in trace.weights])
         arguments: list[Any] = []
         before: torch.Tensor | None = None  # PyTorch's generator's state, where the seed is drawn from it
         seed = 0
