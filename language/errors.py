@@ -7,7 +7,7 @@ import re
 import torch
 
 from monarch.compiler.errors import MonarchError, ProgramError, Source
-from monarch.language.rewritten import looked_up, rewritten, without_reading
+from monarch.language.rewritten import asked, looked_up, rewritten, without_reading
 
 
 class OperatorError(MonarchError, RuntimeError):
@@ -55,6 +55,32 @@ _CALLS = {
 _CALLED = re.compile(rf"\b({'|'.join(map(re.escape, _CALLS))})\(")
 
 
+_INSTEAD: dict[str, tuple[list[str], str, str]] = {
+    "decision": (
+        ["y = torch.where(loss > 0.1, a, b)"],
+        "both sides are computed, the workers choose",
+        "if step(x).item() > 0.1:",
+    ),
+    "output": (["return loss"], "give the tensor back", "print(step(x))"),
+    "number": (["step(x, 3)"], "a number of Python's, as an argument: another one is traced anew", "step(x, n.item())"),
+    "value": (["return loss"], "give the tensor back", "step(x).item()"),
+}
+"""By what asks for a value, what to write instead in the program, why that is right, and what outside of it."""
+_ARRAYS = re.compile(r"\b(?:np|numpy)\.(\w+)\(")
+
+
+def numpy_error(source: Source | None) -> ProgramError:
+    """NumPy asked for a tensor's values while a program was traced."""
+    called = next(iter(_ARRAYS.findall(source.own.text if source else "")), "")
+    return ProgramError(
+        "NumPy asks for a tensor's values while a program is traced: they are on the workers",
+        hint=f"write torch.{called} for {called} of NumPy's: it runs on the workers."
+        if callable(getattr(torch, called, None))
+        else "have arrays be tensors before they meet one: x + torch.as_tensor(array).",
+        source=source,
+    )
+
+
 def lengths_error(source: Source | None) -> ProgramError:
     """A program got the lengths of packed sequences as a tensor, which that of a PackedSequence is too."""
     return ProgramError(
@@ -64,6 +90,15 @@ def lengths_error(source: Source | None) -> ProgramError:
         "pack_padded_sequence(x, lengths, ...)            # in the program, of these\n"
         "y, _ = layer(x)                                  # right, for any lengths: the padded batch\n"
         "last = y[torch.arange(len(x)), lengths - 1]      # and the last output of each sequence (batch_first)",
+        source=source,
+    )
+
+
+def loader_error(source: Source | None) -> ProgramError:
+    """A program iterates over a DataLoader, which draws a seed and reads it."""
+    return ProgramError(
+        "a program cannot read a DataLoader: it would have the batches of the call that is traced",
+        hint="for batch in loader: step(batch)  # right: outside of the program, which takes a batch",
         source=source,
     )
 
@@ -86,22 +121,22 @@ def branch_error(source: Source | None, own: str = "") -> ProgramError:
             source=source,
         )
     line = source.excerpt().splitlines()[0].strip() if source and source.excerpt() else "if loss > 0.1:"
-    instead = rewritten(source)
-    right = instead or ["y = torch.where(loss > 0.1, a, b)"]
-    why = "the workers decide" if instead else "both sides are computed, the workers choose"
-    if not instead and (known := _CALLS.get(called := next(iter(_CALLED.findall(line)), ""))):
+    right, why, outside = _INSTEAD[asked(source)]
+    if instead := rewritten(source):
+        right, why = instead, "the workers decide"
+    elif known := _CALLS.get(called := next(iter(_CALLED.findall(line)), "")):
         right, why = [known], f"{called}() reads the value, and this does not"
-    elif not instead and (code := without_reading(source)):
-        right, why = [code], "the value stays on the workers"
-    if not instead and (code := looked_up(source)):
+    elif code := looked_up(source):
         why = "so many entries, a known number" if ".narrow(" in code else "the workers look into the tensor"
         right = [code]
+    elif code := without_reading(source):
+        right, why = [code], "the value stays on the workers"
     width = max(map(len, (line, *right))) + 2
     rows = [
         (line, "# wrong: the value lives on the workers, and this line runs once, when the program is traced"),
         *((code, "") for code in right[:-1]),
         (right[-1], f"# right: {why}"),
-        ("if step(x).item() > 0.1:", "# right outside the program: waits for the value"),
+        (outside, "# right outside the program: waits for the value"),
     ]
     return ProgramError(
         "a @monarch.program cannot branch on a tensor's value, or read it into Python",

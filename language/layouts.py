@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, get_origin
 
 import torch
@@ -54,6 +54,12 @@ def _read(layout: LayoutLike, ndim: int, mesh: MeshSpec, name: str) -> Layout:
         return layout
     if isinstance(layout, str):
         return parse_layout(layout)
+    if not isinstance(layout, Iterable):
+        raise LayoutError(
+            f"the layout of {name} is {layout!r}",
+            hint='give a text, "[@data, -]", or a list with a mesh dim\'s name or None for each of its dims: '
+            "['data', None].",
+        )
     entries = list(layout)
     if entries and all(type(entry).__name__ in _PLACEMENTS for entry in entries):
         return _from_placements(entries, ndim, mesh, name)

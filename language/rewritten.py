@@ -38,7 +38,7 @@ def without_reading(source: Source | None) -> str:
     tree = _parsed(source)
     if source is None or tree is None:
         return ""
-    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr)
+    simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Return, ast.Expr, ast.Lambda)
     statements = [node for node in ast.walk(tree) if isinstance(node, simple) and _holds(node, source)]
     calls = [
         node
@@ -50,7 +50,44 @@ def without_reading(source: Source | None) -> str:
         return ""
     if any(isinstance(each, ast.Subscript) and each.slice is calls[-1] for each in ast.walk(statements[-1])):
         return ""  # a key
+    if _called(calls[-1]) in _WITHOUT_GRADIENT:
+        instead = _method(instead, "detach")  # as a number of Python's has none
     return ast.unparse(_Replaced(calls[-1], instead).visit(statements[-1]))
+
+
+def asked(source: Source | None) -> str:
+    """What a value is asked for at a place of a file: a "decision", "output", a "number" of rounds or entries, or
+    another "value"."""
+    tree = _parsed(source)
+    if source is None or tree is None:
+        return "decision"
+    decisions = [each.test for each in ast.walk(tree) if isinstance(each, (*_ASKING, ast.Assert))]
+    decisions += [test for each in ast.walk(tree) if isinstance(each, ast.comprehension) for test in each.ifs]
+    decisions += [each for each in ast.walk(tree) if isinstance(each, ast.BoolOp)]
+    if any(_holds(each, source) for each in decisions):
+        return "decision"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.If, ast.While)) and _is_at(node, source):
+            return "decision"
+        if isinstance(node, ast.Call) and _is_at(node, source):
+            name = _called(node)
+            return (
+                "output"
+                if name in _OUTPUT and _unread(node) is None
+                else "number"
+                if name in ("range", "int")
+                else "value"
+            )
+    return (
+        "output"
+        if any(isinstance(each, ast.JoinedStr) and _holds(each, source) for each in ast.walk(tree))
+        else "value"
+    )
+
+
+_OUTPUT = frozenset("print str repr format debug info warning error log write set_postfix set_description".split())
+_WITHOUT_GRADIENT = frozenset("item float sqrt exp expm1 log log2 log10 log1p sin cos tan tanh erf".split())
+"""Calls that give numbers of Python's, which have no gradient."""
 
 
 def looked_up(source: Source | None) -> str:
@@ -251,6 +288,7 @@ def _assigned(body: Iterable[ast.stmt]) -> list[str]:
     )
 
 
+_OF_TRAINING = ("backward", "step", "zero_grad")
 _NOT_IN_FUNCTIONS = (ast.Return, ast.Break, ast.Continue, ast.Yield, ast.YieldFrom, ast.Await, ast.Global, ast.Nonlocal)
 
 
@@ -259,6 +297,8 @@ def _movable(body: Iterable[ast.stmt], *allowed: type[ast.AST]) -> bool:
     for each in _walk(body):
         if isinstance(each, _NOT_IN_FUNCTIONS) and not isinstance(each, allowed):
             return False
+        if isinstance(each, ast.Call) and _called(each) in _OF_TRAINING:
+            return False  # which a branch of the workers' cannot do
         if isinstance(each, (ast.Attribute, ast.Subscript)) and isinstance(each.ctx, (ast.Store, ast.Del)):
             return False
     return True
@@ -295,7 +335,11 @@ def _returns(body: Sequence[ast.stmt]) -> bool:
     last = body[-1] if body else None
     if isinstance(last, ast.If):
         return _returns(last.body) and _returns(last.orelse)
-    return isinstance(last, ast.Return) and last.value is not None
+    return isinstance(last, ast.Return) and not (last.value is None or _is_none(last.value))
+
+
+def _is_none(value: ast.expr) -> bool:
+    return isinstance(value, ast.Constant) and value.value is None
 
 
 def _behind(node: ast.If, tree: ast.Module) -> list[ast.stmt]:
@@ -403,7 +447,7 @@ def _unread(call: ast.Call) -> ast.expr | None:
     if call.keywords or any(isinstance(each, ast.Starred) for each in args):
         return None
     if isinstance(function, ast.Attribute):
-        if function.attr == "item" and not args:
+        if function.attr in ("item", "full_tensor") and not args:
             return function.value
         if isinstance(function.value, ast.Name) and function.value.id == "math" and function.attr in _OF_MATH:
             return ast.Call(ast.Attribute(ast.Name("torch", ast.Load()), function.attr, ast.Load()), args, [])

@@ -49,6 +49,11 @@ def named_sizes(
         raise LayoutError("give a mesh's dims by shape and mesh_dim_names or by keyword, not both")
     if names is None:
         names = [f"dim{at}" for at in range(len(shape))]
+    if isinstance(names, str):
+        raise MeshShapeError(
+            f"mesh_dim_names is a sequence of names, not {names!r}",
+            hint=f'one name has a comma behind it: mesh_dim_names=("{names}",).',
+        )
     if len(names) != len(shape):
         raise LayoutError(
             f"a mesh of shape {tuple(shape)} has {len(shape)} dims, and mesh_dim_names has {len(names)}",

@@ -225,6 +225,14 @@ def module_to_mesh(
                     source=source,
                 )
         types[id(tensor)] = (name, type_)
+    there = [tensor.mesh for tensor in names.values() if isinstance(tensor, DistributedTensor)]
+    if there and not types and all(other._root is not mesh._root for other in there):
+        raise LayoutError(
+            f"the module is on another mesh already: {there[0]!r}, made before {mesh!r}",
+            hint="make the mesh once, where a cell or a function runs again; or place a new module, and give it the "
+            "values:\nnew.load_state_dict({name: x.full_tensor() for name, x in module.state_dict().items()})",
+            source=source,
+        )
     for name, tensor in names.items():
         if id(tensor) in types and id(tensor) not in placed:
             made: Any = place(tensor.detach(), meshes.get(name, mesh), types[id(tensor)][1])

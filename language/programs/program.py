@@ -29,7 +29,7 @@ from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry,
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
 from monarch.language.programs.redundancy import keep_copies
-from monarch.language.programs.signature import parameters, signature, written
+from monarch.language.programs.signature import no_function, parameters, signature, written
 from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
@@ -80,6 +80,8 @@ class Program(Generic[P, R]):
     __wrapped_program__ = True
 
     def __init__(self, function: Callable[P, R], mesh: Mesh | None, options: CompileOptions) -> None:
+        if isinstance(function, type) or not callable(function):
+            raise no_function(function)
         functools.update_wrapper(self, function)
         self.__wrapped__ = function
         self._mesh = mesh
@@ -218,9 +220,11 @@ class Program(Generic[P, R]):
         """Run the function, which says what this call does; later calls do the same while its guards hold."""
         leaves, memory = call.leaves, self._memory
         place: Path | None = None
+        stuck: Path | None = None
         if entry.variants:
             last = entry.variants[0]
             moved, place = last.guards.moved(leaves)
+            stuck = next((path for path in moved if path in entry.moving), None)
             entry.moving.update(moved)
             for length in range(len(place or ())):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
@@ -254,9 +258,10 @@ class Program(Generic[P, R]):
                 memory.families.keep(call.family, variant)
                 memory.specialised.note_sizes(self._name, compiled.template.scope)
             why: tuple[str, Source | None] | None = None
-            if place is not None:
-                name = next((step for step in reversed(place) if isinstance(step, str)), "")
-                why = f"'{name}' is another at each call", found.line(name)
+            if (at := place or stuck) is not None:
+                name = next((step for step in reversed(at) if isinstance(step, str)), "")
+                history = "" if place else f", and a tensor with a history: leave {name}.detach()"
+                why, place = (f"'{name}' is another at each call{history}", found.line(name)), at
         else:
             place, why = None, found.cannot
         self._say(entry, place, why)

@@ -178,6 +178,17 @@ def written(parameter: inspect.Parameter) -> str:
     return text if parameter.default is parameter.empty else f"{text} = {parameter.default!r}".strip()
 
 
+def no_function(function: Any) -> ProgramError:
+    """The error of a program of what is no function."""
+    what, hint = repr(function), "write @monarch.program above a function, with options by name."
+    if isinstance(function, Mesh):
+        hint = "its mesh is said by name: @monarch.program(mesh=mesh)."
+    elif isinstance(function, type):
+        what = f"the class '{function.__name__}'"
+        hint = "write @monarch.program above the method that is a step, or make a program of an object: program(model)."
+    return ProgramError(f"a program is a function, not {what}", hint=hint, source=user_source())
+
+
 def tensor_annotations(function: Callable[..., Any]) -> dict[str, TensorType]:
     found: dict[str, TensorType] = {}
     while isinstance(function, functools.partial):

@@ -411,6 +411,7 @@ def _trace(
             changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
             changed[-1].make()
         passes = bool(passed.ours)
+        now = [], []  # the last one's tensors have histories, which keep what autograd has saved
         del changes, own, among_arguments, passed, inputs_
         recording.regions.clear()  # they keep alive what the program has let go of
         if recording.questions and symbols is not None:

@@ -149,6 +149,14 @@ def apart_error(first: Mesh, second: Mesh) -> ProgramError:
     """The error of one program on meshes that have no workers to share a step."""
     if first.is_closed or second.is_closed:
         return _closed_error(first, second)
+    if first.spec == second.spec:
+        return ProgramError(
+            f"a program on two meshes that were made apart, and are alike: {first!r} twice",
+            hint="where a cell or a function has run again: make the mesh once, and run what places the model.\n"
+            "root = Mesh(stage=2, data=2)                       # right for two: parts of one mesh\n"
+            "a, b = root.slice(stage=0), root.slice(stage=1)",
+            source=user_source(),
+        )
     return ProgramError(
         "a program on two meshes that were made apart",
         hint=f"one is {first!r}, the other {second!r}.\n"

@@ -11,7 +11,7 @@ import torch
 
 from monarch.compiler.ops.record import enter
 from monarch.compiler.tape import Expr
-from monarch.language.errors import OperatorError, branch_error, lengths_error
+from monarch.language.errors import OperatorError, branch_error, lengths_error, loader_error
 from monarch.language.recorder.dispatch import clone, record
 from monarch.language.recorder.known import known_value
 from monarch.language.recorder.recording import current_program, recording_for
@@ -50,6 +50,8 @@ def read_item(tensor: DistributedTensor) -> Any:
             return known.item()
         if calls_from("/torch/nn/modules/rnn.py"):  # a recurrent layer asks a PackedSequence for its `batch_sizes`
             raise lengths_error(user_source())
+        if calls_from("/torch/utils/data/"):
+            raise loader_error(user_source())
     if recording is not None or own:
         raise branch_error(user_source(), own)
     return tensor.full_tensor().item()

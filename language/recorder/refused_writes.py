@@ -10,7 +10,7 @@ from monarch.compiler.errors import ArgumentWritten, ProgramError
 from monarch.language.errors import OperatorError
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import refuse
-from monarch.language.source import user_source
+from monarch.language.source import calls_from, user_source
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.instead import instead
 
@@ -44,6 +44,16 @@ def argument_write(recording: Recording, cell: Cell) -> ArgumentWritten:
 def plain_write(tensor: torch.Tensor) -> ProgramError:
     """The error of a program that writes to a plain tensor from outside."""
     where = "in a program" if current.recording is not None else "by a distributed one"
+    if isinstance(tensor, torch.nn.Parameter) or calls_from("torch/optim"):
+        return ProgramError(
+            f"a plain parameter, or what its optimizer keeps for it, of shape {list(tensor.shape)} is changed in place "
+            f"{where}: its model is not on a mesh",
+            hint=instead(
+                "model = monarch.module_to_mesh(model, mesh)     # right: before the optimizer is made\n"
+                "optimizer = torch.optim.Adam(model.parameters(), ...)"
+            ),
+            source=user_source(),
+        )
     return ProgramError(
         f"a plain tensor of shape {list(tensor.shape)} is changed in place {where}",
         hint=instead(

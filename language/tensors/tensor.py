@@ -18,7 +18,7 @@ from monarch.compiler.execution.executor import Executor, Handle, outgoing
 from monarch.compiler.loading import load
 from monarch.compiler.tape import Value, View
 from monarch.compiler.types import Layout, TensorType
-from monarch.language.errors import branch_error
+from monarch.language.errors import branch_error, numpy_error
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.source import belongs_to_user, shorten, user_source
 from monarch.language.tensors.cell import Cell, Recorded
@@ -362,11 +362,7 @@ class DistributedTensor(_Base):
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
         if operations.is_tracing() and operations.read_known(self) is None:
-            raise ProgramError(
-                "NumPy asks for a tensor's values while a program is traced: they are on the workers",
-                hint="have arrays be tensors before they meet one: x + torch.as_tensor(array).",
-                source=user_source(),
-            )
+            raise numpy_error(user_source())
         return self.full_tensor().__array__(dtype)
 
     def __bool__(self) -> bool:

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
@@ -245,6 +246,31 @@ def test_no_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
         step(torch.ones(3))
 
 
+def _train_plain(x: torch.Tensor, kind: Any) -> None:
+    model = nn.Linear(4, 4)
+    optimizer = kind(model.parameters(), lr=0.1)
+
+    def step(x: torch.Tensor) -> None:
+        model(x).sum().backward()
+        optimizer.step()
+
+    program(step)(x)
+
+
+def _batches(x: torch.Tensor) -> Any:
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4)))
+
+
+def _again(x: torch.Tensor) -> None:
+    other = distribute(torch.ones(4, 4), Mesh(data=2, model=2))
+    program(lambda x, y: x + y)(x, other)
+
+
+def _placed_again() -> None:
+    model = module_to_mesh(nn.Linear(4, 4), Mesh(data=2))
+    module_to_mesh(model, Mesh(data=2))
+
+
 @program
 def scaled(
     x: torch.Tensor,
@@ -277,6 +303,23 @@ def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
         (lambda x: program(lambda x: F.softmax(x, -3))(x), IndexError, r"range of \[-2, 1\], but got -3"),
         (lambda x: x + torch.ones(3), RuntimeError, r"in aten.add.f32\[4, 4\], f32\[3\]"),
         (lambda x: torch.cat([x, torch.ones(3, 3)]), RuntimeError, r"in aten.cat.f32\[4, 4\], f32\[3, 3\]"),
+        (lambda x: distribute(x, x.mesh, 0), LayoutError, r"the layout of the tensor is 0(.|\n)*\['data', None\]"),
+        (lambda x: program(x.mesh), ProgramError, r"function, not Mesh(.|\n)*@monarch.program\(mesh=mesh\)"),
+        (lambda x: program(nn.Linear), ProgramError, "not the class 'Linear'(.|\n)*above the method that is a step"),
+        (lambda x: program(lambda x: np.exp(x))(x), ProgramError, r"NumPy asks(.|\n)*write torch.exp for exp"),
+        (lambda x: _train_plain(x, torch.optim.SGD), ProgramError, r"a plain parameter(.|\n)*before the optimizer"),
+        (
+            lambda x: _train_plain(x, torch.optim.Adam),
+            ProgramError,
+            r"what its optimizer keeps for it, of shape \[4, 4\]",
+        ),
+        (
+            lambda x: program(lambda x: [*_batches(x)])(x),
+            ProgramError,
+            r"read a DataLoader(.|\n)*outside of the program",
+        ),
+        (lambda x: _again(x), ProgramError, r"are alike: Mesh\(data=2, model=2\) twice(.|\n)*make the mesh once"),
+        (lambda x: _placed_again(), LayoutError, r"on another mesh already(.|\n)*new.load_state_dict"),
         (lambda x: x.share_memory_(), MonarchError, r"no storage here(.|\n)*elsewhere pass x.full_tensor"),
         (lambda x: pickle.dumps(x.mesh), TypeError, r"Mesh\(data=2, model=2\) cannot be pickled"),
     ],

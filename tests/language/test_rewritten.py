@@ -99,6 +99,8 @@ CASES = {
     "perhaps unbound": ("def f(x):\n    if x.sum() > 0:\n        y = x\n    return y", ""),
     "break": ("while x.sum() > 0:\n    x = x - 1\n    break", ""),
     "attribute": ("if x.sum() > 0:\n    self.y = x", ""),
+    "training": ("if x.sum() > 0:\n    y = x\nelse:\n    y = x * 2\n    y.backward()", ""),
+    "nothing": ("def f(x):\n    if x.sum() > 0:\n        return None\n    return x", ""),
     "no branch": ("y = float(x.sum() > 0)", ""),
 }
 
@@ -114,6 +116,28 @@ def test_the_call_to_write(case: str) -> None:
         assert rewritten(Source("case.py", number, column, column + 11)) == expected.splitlines()
     finally:
         del linecache.cache["case.py"]
+
+
+@pytest.mark.parametrize(
+    ("line", "right", "outside"),
+    [
+        ("print('loss', x)", "return loss", "print(step(x))"),
+        ("logger.info(f'loss {x:.3f}')", "return loss", "print(step(x))"),
+        ("losses.append(x.item())", "losses.append(x.detach())", "step(x).item()"),
+        ("total += float(x)", "total += x.detach()", "step(x).item()"),
+        ("total += math.log(x)", "total += torch.log(x).detach()", "step(x).item()"),
+        ("y = x.full_tensor() * 2", "y = x * 2", "step(x).item()"),
+        ("y = x.tolist()", "return loss", "step(x).item()"),
+        ("for _ in range(x.long()): pass", "step(x, 3)", "step(x, n.item())"),
+        ("y = x.expand(int(x), 3)", "step(x, 3)", "step(x, n.item())"),
+        ("y = x or total", "y = torch.where(loss > 0.1, a, b)", "if step(x).item() > 0.1:"),
+    ],
+)
+def test_what_asks_for_a_value_decides_what_is_shown(line: str, right: str, outside: str, tmp_path: Path) -> None:
+    text = f"import logging, math\nlogger = logging.getLogger()\ndef f(x):\n    losses, total = [], 0.0\n    {line}\n"
+    with pytest.raises(ProgramError) as error:
+        program(_function(text, tmp_path / "asked.py"), mesh=Mesh.abstract(data=2)).trace(torch.ones(()))
+    assert [row.split("  # ")[0].rstrip() for row in error.value.hint.splitlines()] == [line, right, outside]
 
 
 RUNS = {

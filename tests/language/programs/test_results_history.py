@@ -129,6 +129,25 @@ def test_a_cache_goes_round(w: torch.Tensor, mesh: Mesh, traces: list[str]) -> N
         (cache.sum() + w.sum()).backward()
 
 
+@pytest.mark.parametrize("detached", [True, False])
+def test_a_tensor_that_is_left_with_its_history_is_named(
+    detached: bool, w: torch.Tensor, traces: list[str], recwarn: pytest.WarningsRecorder
+) -> None:
+    left = {"loss": torch.zeros(())}
+
+    @monarch.program
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = (x * w).exp().sum()
+        left["loss"] = loss.detach() if detached else loss
+        return loss
+
+    for _ in range(9):
+        step(torch.ones(4))
+    said = [str(each.message) for each in recwarn if "traced again at each call" in str(each.message)]
+    assert len(traces) == (2 if detached else 9) and len(said) == (not detached)
+    assert detached or "'loss' is another at each call, and a tensor with a history: leave loss.detach()" in said[0]
+
+
 def test_a_loop_that_passes_results_on_keeps_none_of_them(w: torch.Tensor, mesh: Mesh) -> None:
     @monarch.program
     def first(x: torch.Tensor) -> Any:

@@ -67,6 +67,7 @@ def test_the_table() -> None:
         (lambda: Mesh(data=0), "mesh dim 'data' has size 0"),
         (lambda: Mesh(shape=(2, 2), mesh_dim_names=("a", "a")), "mesh dim 'a' stands twice"),
         (lambda: Mesh(shape=(2, 2), mesh_dim_names=("a",)), "has 2 dims, and mesh_dim_names has 1"),
+        (lambda: Mesh(shape=(2,), mesh_dim_names="ab"), "not 'ab'\n  one name has a comma behind it: mesh_dim_names=("),
         (lambda: Mesh(shape=(2,), mesh_dim_names=("a b",)), "a mesh dim cannot be named 'a b'"),
         (lambda: Mesh(2, 2), "not 2\n  each dim has a name: Mesh(data=4, model=2)"),
         (lambda: Mesh("data"), "shape is a sequence of sizes, not 'data'"),
