@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -24,6 +25,10 @@ from monarch.language.tensors.history import End
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
+ADVICE = "Pass what changes as an argument, or keep it in a tensor."
+"""What helps a program that is traced again at each call."""
+OF_DATA = ("data_ptr", "bytes", "_version", "shape", "dtype")
+"""What guards ask of the data of plain tensors and arrays, at the end of a path."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
@@ -119,6 +124,23 @@ class ProgramCall:
         names = [each.name for each in parameters(self.function) if each.kind in _POSITIONAL]
         name = names[key] if isinstance(key, int) and key < len(names) else key
         return f"{name}{pytree.keystr(tuple(rest))}"
+
+    def changing(self, place: Path) -> tuple[str, str, str]:
+        """What to say of a place where something else stands at each call: its name, that, and what to do."""
+        is_argument = place[0] == "argument" and place[1] < len(self.given)
+        names = [step for step in place[2 * is_argument :] if isinstance(step, str)]
+        name = names[-1] if names else ""
+        if not is_argument:
+            return name, f"'{name}' is another at each call", ADVICE
+        path, kind = self.path_of(place[1]), type(self.leaves[place[1]])
+        if issubclass(kind, np.ndarray):
+            return "", f"the array '{path}' is built in", "Pass it as a tensor: torch.as_tensor(array)."
+        return (
+            name,
+            f"'{path}' is a {kind.__name__}, and what it holds ('{name}', another at each call) is built in",
+            "Pass tensors by themselves or in a tuple or dict; torch.export.register_dataclass(Class) has those of a "
+            "dataclass passed so.",
+        )
 
     @property
     def given(self) -> list[Any]:

@@ -455,20 +455,25 @@ class Guards:
         """The places at which there is another tensor now, and the first other place that is not as expected."""
         live: Live = {}
         found: list[Path] = []
+        other: Path | None = None
         for number, node in enumerate(self.nodes):
+            if node.parent is not None and node.parent not in live:  # within what has another shape now
+                continue
             values = node.read_now(node.holder(live, arguments))
             if values is None:
-                return found, node.path
+                other = other or node.path
+                continue
             position = node.mismatch(values)
             while position is not None:
                 path = (*node.path, node.keys[position])
-                if type(values[position]) is not DistributedTensor:
-                    return found, path
-                found.append(path)
+                if type(values[position]) is DistributedTensor:
+                    found.append(path)
+                else:
+                    other = other or path
                 position = node.mismatch(values, position + 1)
             for position, value in enumerate(values):
                 live[number, position] = value
-        return found, None
+        return found, other
 
 
 def _same_type(kind: type) -> Callable[[Any], bool]:

@@ -22,7 +22,7 @@ from monarch.compiler.symbols import Scope
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compiles_templates, full_collections_later, partition_graph
 from monarch.language.errors import TracedAgainWarning
-from monarch.language.programs.call import Annotations, ProgramCall, with_written
+from monarch.language.programs.call import ADVICE, OF_DATA, Annotations, ProgramCall, with_written
 from monarch.language.programs.environment import Environment, find_environment
 from monarch.language.programs.handlers import HandlersLater
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
@@ -225,6 +225,8 @@ class Program(Generic[P, R]):
             last = entry.variants[0]
             moved, place = last.guards.moved(leaves)
             stuck = next((path for path in moved if path in entry.moving), None)
+            for variant in entry.variants[1:]:  # the last call had other places, perhaps
+                moved += variant.guards.moved(leaves)[0]
             entry.moving.update(moved)
             for length in range(len(place or ())):
                 if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
@@ -257,14 +259,13 @@ class Program(Generic[P, R]):
             if compiled.template is not None:
                 memory.families.keep(call.family, variant)
                 memory.specialised.note_sizes(self._name, compiled.template.scope)
-            why: tuple[str, Source | None] | None = None
             if (at := place or stuck) is not None:
-                name = next((step for step in reversed(at) if isinstance(step, str)), "")
+                at = at[: -1 if at[-1] in OF_DATA else None]
+                name, what, advice = call.changing(at)
                 history = "" if place else f", and a tensor with a history: leave {name}.detach()"
-                why, place = (f"'{name}' is another at each call{history}", found.line(name)), at
+                self._say(entry, at, (what + history, found.line(name)), advice)
         else:
-            place, why = None, found.cannot
-        self._say(entry, place, why)
+            self._say(entry, None, found.cannot)
         if found.effects.lengthens:
             self._note_length()
         if compiled.template is None and self._keeps_names:
@@ -300,17 +301,15 @@ class Program(Generic[P, R]):
                 compiled = Compiled(found, options, call.values, before)
         return found, compiled
 
-    def _say(self, entry: Entry, place: Path | None, why: tuple[str, Source | None] | None) -> None:
+    def _say(self, entry: Entry, place: Path | None, why: tuple[str, Source | None], advice: str = ADVICE) -> None:
         """Say once that a program is traced again at each call."""
-        if why is None:
-            return
         entry.again[place] = entry.again.get(place, 0) + 1
         if entry.again[place] == (2 if place is None else _OFTEN):
             what, source = why
             where = f"{source}: " if source else ""
             warnings.warn(
                 f"{where}the program '{self._name}' is traced again at each call, which takes milliseconds: {what}. "
-                "Pass what changes as an argument, or keep it in a tensor.",
+                f"{advice}",
                 TracedAgainWarning,
                 stacklevel=5,
             )

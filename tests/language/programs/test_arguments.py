@@ -9,6 +9,7 @@ import operator
 import random
 import re
 import weakref
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Annotated, Any
 
@@ -21,6 +22,7 @@ from monarch.compiler.errors import LayoutError, PerformanceWarning, ProgramErro
 from monarch.compiler.execution.factories import executors_by
 from monarch.language import Mesh, distribute, module_to_mesh, program
 from monarch.language.compile import compiling_with
+from monarch.language.errors import TracedAgainWarning
 from tests.language.dense import DenseExecutor, compile_dense
 
 Batch = Annotated[torch.Tensor, "f32[4@data, 2]"]
@@ -208,6 +210,38 @@ def test_one_iterator_goes_on_from_call_to_call(mesh: Mesh) -> None:
     step = program(lambda x, numbers: x * next(numbers), mesh=mesh)
     for numbers in (iter([1, 2, 3, 4]), (number for number in (1, 2, 3, 4))):
         assert [step(torch.ones(1), numbers).item() for _ in range(4)] == [1, 2, 3, 4]
+
+
+# -- objects that hold what changes ----------------------------------------------------------------------------------
+
+
+@dataclass
+class Several:
+    x: torch.Tensor
+
+
+@dataclass
+class Registered:
+    x: torch.Tensor
+
+
+torch.export.register_dataclass(Registered)
+
+
+def test_a_program_that_is_traced_for_what_an_argument_holds_says_what_helps(mesh: Mesh, traces: list[str]) -> None:
+    step = program(lambda batch: batch.x * 2, mesh=mesh)
+    with pytest.warns(TracedAgainWarning, match="'batch' is a Several, and what it holds .'x', .*register_dataclass"):
+        for i in range(10):
+            assert step(Several(torch.full((1,), float(i)))).item() == 2 * i
+    mean = program(lambda x, numbers: x * numbers.mean(), mesh=mesh)
+    with pytest.warns(TracedAgainWarning, match="the array 'numbers' is built in. Pass it as a tensor"):
+        for i in range(10):
+            assert mean(torch.ones(1), np.full(3, float(i))).item() == i
+    traces.clear()
+    for i in range(10):
+        assert step(Registered(torch.full((1,), float(i)))).item() == 2 * i
+        assert mean(torch.ones(1), torch.as_tensor(np.full(3, float(i)))).item() == i
+    assert len(traces) == 2
 
 
 # -- torch.compile ---------------------------------------------------------------------------------------------------

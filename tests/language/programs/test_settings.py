@@ -14,6 +14,7 @@ import typing
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -406,6 +407,25 @@ def test_a_tensor_that_is_left_in_two_places_costs_no_trace(mesh: Mesh, traces: 
         step(torch.ones(2))
         assert state.first is state.second
     assert len(traces) <= 2
+
+
+@pytest.mark.parametrize("all_read", [True, False])
+def test_a_ring_of_tensors_is_traced_for_each_place_and_no_more(mesh: Mesh, traces: list[str], all_read: bool) -> None:
+    """Each call leaves another tensor at the place that it has, so that all places have others in the end."""
+
+    def run(make: Callable[[torch.Tensor], Any], wrap: Callable[[Any], Any]) -> list[list[float]]:
+        state = SimpleNamespace(ring=[make(torch.zeros(2)) for _ in range(3)], at=0)
+
+        def step(x: torch.Tensor) -> Any:
+            state.ring[state.at] = state.ring[state.at] * 0.5 + x
+            state.at = (state.at + 1) % 3
+            return torch.stack(state.ring).sum(0) if all_read else state.ring[state.at - 1] * 2
+
+        call = wrap(step)
+        return [call(torch.full((2,), float(i))).tolist() for i in range(20)]
+
+    assert run(lambda t: distribute(t, mesh), program(mesh=mesh)) == run(lambda t: t, lambda step: step)
+    assert len(traces) <= 6
 
 
 def test_which_places_have_one_tensor_is_noticed(mesh: Mesh) -> None:
