@@ -68,6 +68,12 @@ def did_you_mean(name: str, known: Iterable[str], then: str = " ") -> str:
     return f"did you mean {close[0]}?{then}" if close else ""
 
 
+def beside(*rows: tuple[str, str]) -> str:
+    """Lines of code, each with its comment in a column of its own."""
+    width = max(len(code) for code, _ in rows) + 2
+    return "\n".join(f"{code:<{width}}# {comment}" if comment else code for code, comment in rows)
+
+
 def known_dims(dim: object, mesh: object, dims: Sequence[str]) -> str:
     """The hint beside "unknown mesh dim": the dim that is near, the mesh, and its dims."""
     return f"{did_you_mean(str(dim), dims)}the mesh is {mesh}: its dims are {', '.join(dims) or 'none'}."

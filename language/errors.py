@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from monarch.compiler.errors import MonarchError, ProgramError, Source
+from monarch.compiler.errors import MonarchError, ProgramError, Source, beside
 from monarch.language.rewritten import asked, looked_up, rewritten, without_reading
 
 
@@ -131,15 +131,14 @@ def branch_error(source: Source | None, own: str = "") -> ProgramError:
         right = [code]
     elif code := without_reading(source):
         right, why = [code], "the value stays on the workers"
-    width = max(map(len, (line, *right))) + 2
-    rows = [
-        (line, "# wrong: the value lives on the workers, and this line runs once, when the program is traced"),
+    hint = beside(
+        (line, "wrong: the value lives on the workers, and this line runs once, when the program is traced"),
         *((code, "") for code in right[:-1]),
-        (right[-1], f"# right: {why}"),
-        (outside, "# right outside the program: waits for the value"),
-    ]
+        (right[-1], f"right: {why}"),
+        (outside, "right outside the program: waits for the value"),
+    )
     return ProgramError(
         "a @monarch.program cannot branch on a tensor's value, or read it into Python",
-        hint="\n".join(f"{code:<{width}}{comment}".rstrip() for code, comment in rows),
+        hint=hint,
         source=source,
     )

@@ -20,13 +20,14 @@ from typing import Protocol
 import torch
 from torch import nn
 
-from monarch.compiler.errors import LayoutError
+from monarch.compiler.errors import LayoutError, known_dims
 from monarch.compiler.graph import Graph
 from monarch.compiler.passes.batches import keep_all
 from monarch.compiler.types import Layout, MeshSpec, TensorType
 from monarch.language import Mesh
 from monarch.language.layouts import LayoutLike, as_layout
 from monarch.language.placing.distribute import dim_to_shard
+from monarch.language.source import user_source
 from monarch.stdlib.experts import Exchange
 from monarch.stdlib.factors import choose, find_groups, trace_forward, unread
 from monarch.stdlib.inputs import Inputs, asked_for, described, made_up
@@ -314,6 +315,7 @@ def _size(mesh: HasSpec | MeshSpec, mesh_dim: str) -> int:
     if mesh_dim not in spec.sizes:
         raise LayoutError(
             f"unknown mesh dim '{mesh_dim}'",
-            hint=f"The mesh is {spec}: its dims are {', '.join(spec.names) or 'none'}.",
+            hint=known_dims(mesh_dim, spec, spec.names),
+            source=user_source(),
         )
     return spec.sizes[mesh_dim]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from monarch.compiler.errors import beside
+
 _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
     "M101": (
         "the value lives on the workers, and this runs once, when the program is traced",
@@ -63,6 +65,4 @@ _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
 def hint(code: str, line: str) -> str:
     """The wrong line above the right ones, each with what it does in a column of its own."""
     why, *right = _RIGHT[code]
-    rows = [(line, f"wrong: {why}"), *((code, f"right: {what}") for code, what in right)]
-    width = max(len(code) for code, _ in rows) + 2
-    return "\n".join(f"{code:<{width}}# {comment}" for code, comment in rows)
+    return beside((line, f"wrong: {why}"), *((code, f"right: {what}") for code, what in right))

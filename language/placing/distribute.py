@@ -6,7 +6,7 @@ import difflib
 import fnmatch
 import re
 from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from types import MappingProxyType, NoneType
 from typing import Any, TypeVar
 
 import torch
@@ -70,7 +70,9 @@ def distribute(
     if not isinstance(tensor, torch.Tensor):
         raise LayoutError(
             f"{name} is a {type(tensor).__name__}, and meshes hold tensors",
-            hint="make one of it: torch.as_tensor(...).",
+            hint="place a model with monarch.module_to_mesh(model, mesh)."
+            if isinstance(tensor, nn.Module)
+            else "make one of it: torch.as_tensor(...).",
             source=source,
         )
     type_ = TensorType(tensor.dtype, tuple(tensor.shape))
@@ -171,10 +173,21 @@ def module_to_mesh(
     """
     source = user_source()
     _check_mesh(mesh, "module_to_mesh(module, mesh, layouts=layouts)", source)
+    if not isinstance(module, nn.Module):
+        raise LayoutError(
+            f"the module is a {type(module).__name__}"
+            if not isinstance(module, type)
+            else f"{module.__name__} is a class",
+            hint="give the nn.Module itself, model; one tensor is placed by monarch.distribute(tensor, mesh, layout).",
+            source=source,
+        )
+    if not isinstance(layouts, (Mapping, str, NoneType)):
+        raise LayoutError(f"layouts={layouts!r}", hint=_LAYOUTS, source=source)
     if isinstance(layouts, str):
         layouts = _preset(layouts, module, mesh)
     names = _names(module)
     chosen: dict[str, LayoutLike | None] = {}
+    several: dict[str, tuple[str, list[int]]] = {}
     if layouts is None:
         for name, tensor in names.items():
             chosen[name] = _fully_sharded(tensor, mesh) if isinstance(tensor, nn.Parameter) else None
@@ -189,8 +202,11 @@ def module_to_mesh(
                     f"{type(module).__name__} has {len(names)} parameters and buffers.",
                     source=source,
                 )
+            ranks = sorted({names[name].ndim for name in matching})
             for name in matching:
                 chosen[name] = _of_rank(layout, names[name], name)
+                if len(ranks) > 1:
+                    several[name] = pattern, ranks
     unmade = unmade_parts(module)
     placed: dict[int, DistributedTensor] = {}
     types: dict[int, tuple[str, TensorType]] = {}
@@ -213,7 +229,18 @@ def module_to_mesh(
         type_ = TensorType(tensor.dtype, tuple(tensor.shape))
         layout_ = chosen.get(name)
         if layout_ is not None:
-            type_ = type_.with_layout(as_layout(layout_, type_, mesh.spec, f"'{name}'", source))
+            try:
+                type_ = type_.with_layout(as_layout(layout_, type_, mesh.spec, f"'{name}'", source))
+            except LayoutError as error:
+                if name not in several or not error.message.endswith(f"has {tensor.ndim}"):
+                    raise
+                pattern, ranks = several[name]
+                raise LayoutError(
+                    error.message,
+                    hint=f"'{pattern}' names tensors of {' and '.join(map(str, ranks))} dims; each rank may have its "
+                    f"layout: {{'{pattern}': {{{', '.join(f'{rank}: ...' for rank in ranks)}}}}}.",
+                    source=source,
+                ) from None
         known = types.get(id(tensor))
         if known is not None and known[1] != type_:
             if layout_ is None:
@@ -261,11 +288,13 @@ def _take_over(made: DistributedTensor, tensor: torch.Tensor) -> None:
     made._post_accumulate_grad_hooks = tensor._post_accumulate_grad_hooks
 
 
+_LAYOUTS = """give "auto", or a dict from names to layouts: {"*.weight": "[@data, -]"}, or what
+fully_shard(model, mesh, "data") or another function of monarch.stdlib.parallel returns."""
+
+
 def _preset(name: str, module: nn.Module, mesh: Mesh) -> Mapping[str, LayoutLike]:
     if name != "auto":
-        raise LayoutError(
-            f"layouts={name!r}", hint='give "auto", or a dict from names to layouts.', source=user_source()
-        )
+        raise LayoutError(f"layouts={name!r}", hint=_LAYOUTS, source=user_source())
     layouts = choose_layouts(module, mesh)
     say("layouts", layouts.why)
     return layouts

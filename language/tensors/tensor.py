@@ -290,7 +290,7 @@ class DistributedTensor(_Base):
     def redistribute(self, layout: LayoutLike) -> DistributedTensor:
         """The same tensor in another layout, which its gradient gets too."""
         type_ = TensorType(self.dtype, tuple(self.shape))
-        return operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor"))
+        return operations.constrain(self, as_layout(layout, type_, self.mesh.spec, "the tensor", user_source()))
 
     def reduce(
         self, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree
 
-from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.compiler.errors import LayoutError, ProgramError, beside, known_dims
 from monarch.language.recorder import varying
 from monarch.language.recorder.varying import Pairs, from_varying, to_varying, varying_of
 from monarch.language.source import user_source
@@ -192,8 +192,8 @@ def _names(tensor: DistributedTensor, dims: Dims) -> tuple[str, ...]:
     for at, name in enumerate(names):
         if name not in mesh.spec.sizes or name in names[:at]:
             raise LayoutError(
-                f"mesh dim '{name}' {'stands twice' if name in mesh.spec.sizes else 'is unknown'}",
-                hint=f"the mesh is {mesh.spec}: its dims are {', '.join(mesh.mesh_dim_names) or 'none'}.",
+                f"mesh dim '{name}' stands twice" if name in mesh.spec.sizes else f"unknown mesh dim '{name}'",
+                hint=known_dims(name, mesh.spec, mesh.mesh_dim_names),
                 source=user_source(),
             )
     return names
@@ -211,9 +211,11 @@ def _own(x: torch.Tensor, dims: Dims, what: str) -> tuple[DistributedTensor, tup
         listed = ", ".join(map(repr, along))
         raise ProgramError(
             f"{what} over {listed} of {tensor._ref.type}, which is the same on all {count} workers there",
-            hint=f"y = monarch.reduce(x, {listed})                        # wrong: x does not vary\n"
-            f"y = x * {count}                                          # right, for {count} times x\n"
-            f"y = monarch.reduce(monarch.vary(x, {listed}), {listed})  # right: the same, said so"
+            hint=beside(
+                (f"y = monarch.reduce(x, {listed})", "wrong: x does not vary"),
+                (f"y = x * {count}", f"right, for {count} times x"),
+                (f"y = monarch.reduce(monarch.vary(x, {listed}), {listed})", "right: the same, said so"),
+            )
             if what.startswith("reduce(")
             else f"make it each worker's own first, if that is meant: monarch.vary(x, {listed}).",
             source=user_source(),

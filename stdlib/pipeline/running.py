@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from monarch.compiler.errors import LayoutError, ProgramError
+from monarch.compiler.errors import LayoutError, ProgramError, known_dims
 from monarch.compiler.passes.following import RowsOnTape
 from monarch.compiler.tape import Barrier, Timetable
 from monarch.language import Mesh
@@ -83,7 +83,11 @@ def pipeline(
             f"split_at={split_at!r}", hint=f"name modules in a list: [{split_at!r}].", source=user_source()
         )
     if mesh_dim not in mesh.spec.sizes:
-        raise LayoutError(f"unknown mesh dim '{mesh_dim}'", hint=f"the mesh is {mesh.spec}.", source=user_source())
+        raise LayoutError(
+            f"unknown mesh dim '{mesh_dim}'",
+            hint=known_dims(mesh_dim, mesh.spec, mesh.mesh_dim_names),
+            source=user_source(),
+        )
     groups = mesh.spec.sizes[mesh_dim]
     if virtual is None:
         virtual = 2 if schedule == "interleaved" else 1

@@ -26,8 +26,10 @@ from monarch.language import (
     layout,
     module_to_mesh,
     program,
+    reduce,
 )
 from monarch.language.tensors import mesh as meshes
+from monarch.stdlib.parallel import tensor_parallel
 from tests.language.models import make_step, mlp, square_loss, twins, vector_batch
 
 
@@ -319,6 +321,27 @@ def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
             r"read a DataLoader(.|\n)*outside of the program",
         ),
         (lambda x: _again(x), ProgramError, r"are alike: Mesh\(data=2, model=2\) twice(.|\n)*make the mesh once"),
+        (lambda x: x.redistribute("[@dta, -]"), LayoutError, r"unknown mesh dim 'dta'(.|\n)*did you mean data"),
+        (
+            lambda x: distribute(mlp(), x.mesh),
+            LayoutError,
+            r"is a Sequential(.|\n)*monarch.module_to_mesh\(model, mesh\)",
+        ),
+        (lambda x: module_to_mesh(mlp().parameters(), x.mesh), LayoutError, r"is a generator(.|\n)*nn.Module itself"),
+        (lambda x: module_to_mesh(nn.Linear, x.mesh), LayoutError, r"Linear is a class(.|\n)*the nn.Module itself"),
+        (lambda x: module_to_mesh(mlp(), x.mesh, ["[-]"]), LayoutError, r"layouts=\['\[-\]'\](.|\n)*a dict from names"),
+        (
+            lambda x: module_to_mesh(mlp(), x.mesh, "fsdp"),
+            LayoutError,
+            r"layouts='fsdp'(.|\n)*fully_shard.model, mesh, .data..",
+        ),
+        (lambda x: module_to_mesh(mlp(), x.mesh, {"*": "[@data, -]"}), LayoutError, r"\{'\*': \{1: ..., 2: ...\}\}"),
+        (lambda x: tensor_parallel(mlp(), x.mesh, "modle"), LayoutError, "did you mean model"),
+        (
+            lambda x: program(lambda x: reduce(x, "dta"))(x),
+            LayoutError,
+            r"unknown mesh dim 'dta'(.|\n)*did you mean data",
+        ),
         (lambda x: _placed_again(), LayoutError, r"on another mesh already(.|\n)*new.load_state_dict"),
         (lambda x: x.share_memory_(), MonarchError, r"no storage here(.|\n)*elsewhere pass x.full_tensor"),
         (lambda x: pickle.dumps(x.mesh), TypeError, r"Mesh\(data=2, model=2\) cannot be pickled"),

@@ -278,7 +278,9 @@ def test_combine_refuses_a_mesh_dim_twice() -> None:
 def test_an_unknown_mesh_dim_is_named(preset: object) -> None:
     with pytest.raises(LayoutError) as error:
         preset(gpt(), MESH, "tp")  # type: ignore[operator]
-    assert str(error.value) == "unknown mesh dim 'tp'\n  The mesh is mesh<data=2, model=4>: its dims are data, model."
+    assert error.value.message == "unknown mesh dim 'tp'"
+    assert error.value.hint == "the mesh is mesh<data=2, model=4>: its dims are data, model."
+    assert error.value.source is not None and error.value.source.text == 'preset(gpt(), MESH, "tp")'
 
 
 def test_sizes_that_the_mesh_dim_does_not_divide() -> None:

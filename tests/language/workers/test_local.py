@@ -427,7 +427,7 @@ def test_mistakes_that_would_give_wrong_numbers_are_refused_with_the_right_code(
         assert "twice the target 0" in refused(mesh, lambda x: monarch.permute(x, "data", pairs=[(0, 0), (1, 0)]))
         assert "has the source 4" in refused(mesh, lambda x: monarch.permute(x, "data", pairs=[(4, 0)]))
         assert "4 does not divide 2" in refused(mesh, lambda x: monarch.reduce_scatter(x, "data"))
-        assert "mesh dim 'gpu' is unknown" in refused(mesh, lambda x: monarch.reduce(x, "gpu"))
+        assert "unknown mesh dim 'gpu'" in refused(mesh, lambda x: monarch.reduce(x, "gpu"))
         assert "in_layouts has 2 layouts, and there is 1 argument" in refused(mesh, lambda x: x, (None, None))
         assert "in_layouts gives argument 0 as" in refused(mesh, lambda x: x, "[-, -] partial<sum: data>")
 
