@@ -32,6 +32,7 @@ from monarch.language.programs.kinds import (
     MemoryFile,
     Names,
     Parts,
+    ProgramParts,
     Tensor,
     Variable,
 )
@@ -69,8 +70,10 @@ def kind_of(value: Any) -> type[Held] | str | None:
             return Own if own else held
     if kind is FunctionType:
         return Function
-    if isinstance(value, _MADE_OF_PARTS) or hasattr(kind, "__wrapped_program__"):
+    if isinstance(value, _MADE_OF_PARTS):
         return Parts
+    if hasattr(kind, "__wrapped_program__"):
+        return ProgramParts
     if kind is functools._lru_cache_wrapper or kind is types.MappingProxyType:
         return Parts
     if kind is types.GeneratorType and inspect.getgeneratorstate(value) == inspect.GEN_CREATED:

@@ -97,6 +97,26 @@ class Parts(Held):
         return None
 
 
+class ProgramParts(Parts):
+    """A program: its function, and the attributes that users give it as they would the function."""
+
+    @classmethod
+    def read(cls, holder: Any) -> Contents:
+        own = {
+            key: value
+            for key, value in vars(holder).items()
+            if key not in holder._own_attributes and not key.startswith("__")
+        }
+        return ["__wrapped__", *own], [holder.__wrapped__, *own.values()]
+
+    @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        Attributes.put(holder, key, value)
+
+    def changed(self) -> Contents | None:
+        return Held.changed(self)
+
+
 def _remembered(cached: Any) -> list[Any]:
     """The arguments and results that an `lru_cache` remembers, which only the garbage collector is shown."""
     found: list[Any] = []

@@ -78,6 +78,8 @@ class Program(Generic[P, R]):
     """A function that runs on a mesh. Made by `monarch.program`."""
 
     __wrapped_program__ = True
+    _own_attributes = frozenset(("options", "_mesh", "_known", "_bound", "_annotations"))
+    """The attributes that are no user's, beside those that functions have."""
 
     def __init__(self, function: Callable[P, R], mesh: Mesh | None, options: CompileOptions) -> None:
         if isinstance(function, type) or not callable(function):

@@ -136,3 +136,39 @@ def test_a_method_of_objects_that_allow_no_weak_references(mesh: Mesh) -> None:
 
     with pytest.raises(ProgramError, match="objects of class 'Trainer' allow no weak references"):
         Trainer().step(torch.ones(2))
+
+
+def test_attributes_of_a_program_are_state_as_those_of_functions_are(mesh: Mesh, traces: list[str]) -> None:
+    def run(wrap: Callable[[Any], Any], make: Callable[[torch.Tensor], Any]) -> list[Any]:
+        def function(x: torch.Tensor) -> Any:
+            step.calls += 1
+            step.mean = (step.mean * 0.5 if hasattr(step, "mean") else make(torch.zeros(2))) + x
+            return x * step.calls * step._scale + other(x)
+
+        function.calls = 0  # type: ignore[attr-defined]
+        step = wrap(function)
+        step._scale = 2.0
+        other = wrap(lambda x: step.mean * other.rate)
+        other.rate = 1.0
+        found: list[Any] = []
+        for call in range(6):
+            found += [step(torch.ones(2)).tolist(), step.calls, step.mean.tolist()]
+            if call == 2:
+                step.calls = 10
+            if call == 3:
+                del step.mean
+            if call == 4:
+                step._scale, other.rate = 5.0, 7.0
+        return found
+
+    wanted = run(lambda function: function, lambda tensor: tensor)
+    assert run(program(mesh=mesh), lambda tensor: distribute(tensor, mesh)) == wanted
+
+
+@pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+def test_a_program_within_a_program_costs_no_traces(mesh: Mesh, traces: list[str]) -> None:
+    inner = program(lambda x: x * 2, mesh=mesh)
+    outer = program(lambda x: inner(x) + 1, mesh=mesh)
+    for _ in range(4):
+        inner(torch.ones(3)), outer(torch.ones(2)), inner(torch.ones(2))
+    assert len(traces) == 3
