@@ -121,8 +121,12 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return CONSTANT
     if kind is dataclasses.Field:  # with the metadata that a program may read
         return Slots
-    if kind.__name__ not in ("_local", "Generator") and any(
-        (module == name or module.startswith(name + ".")) and _is_of(kind, module) for name in _CONSTANT_MODULES
+    if (
+        kind.__name__ not in ("_local", "Generator")
+        and not issubclass(kind, torch.nn.Module)
+        and any(
+            (module == name or module.startswith(name + ".")) and _is_of(kind, module) for name in _CONSTANT_MODULES
+        )
     ):
         return CONSTANT
     if kind in (np.ndarray, np.memmap, np.recarray, np.matrix):
@@ -192,4 +196,6 @@ def _is_made_of_python(kind: Any) -> bool:
 def is_users_class(kind: Any) -> bool:
     root = str(kind.__module__).partition(".")[0]  # C code may have put anything there
     libraries = "builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy"
+    if issubclass(kind, torch.fx.GraphModule) and kind is not torch.fx.GraphModule:
+        return True  # one for each graph, and its `forward` is another when that is compiled again
     return bool(kind.__flags__ & _HEAP) and not (root in libraries and _is_of(kind, str(kind.__module__)))
