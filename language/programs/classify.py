@@ -119,6 +119,8 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return CONSTANT
     if isinstance(kind, type) and issubclass(kind, _CONSTANT_TYPES):
         return CONSTANT
+    if issubclass(kind, (torch.fx.Graph, torch.fx.Node)):  # in part of C, and made to be rewritten
+        return OPAQUE
     if kind is dataclasses.Field:  # with the metadata that a program may read
         return Slots
     if (

@@ -35,7 +35,7 @@ from monarch.language.source import belongs_to_user, is_users_file
 
 _UNKNOWN_MODULES = frozenset(
     "time random secrets uuid socket subprocess select asyncio queue multiprocessing shutil tempfile glob "
-    "urllib http ssl numpy.random fcntl mmap resource psutil signal tracemalloc torch.fx.interpreter".split()
+    "urllib http ssl numpy.random fcntl mmap resource psutil signal tracemalloc".split()
 )
 """The results of functions of these modules do not follow from the state of Python's objects."""
 _GENERATORS = frozenset("initial_seed get_rng_state get_state set_rng_state set_state manual_seed".split())

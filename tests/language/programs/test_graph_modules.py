@@ -51,14 +51,32 @@ def test_a_graph_s_model_trains_without_being_traced_again(
     assert len(traces) == 2  # the second finds gradients
 
 
-@pytest.mark.parametrize("interpreted", [True, False])
-def test_what_changes_of_a_graph_s_model_is_noticed(mesh: Mesh, interpreted: bool) -> None:
+def by_hand(model: Any, x: torch.Tensor) -> Any:
+    found: dict[Any, Any] = {}
+    for node in model.graph.nodes:
+        if node.op == "output":
+            return found[node.args[0]]
+        run = getattr(model, node.target) if node.op == "call_module" else node.target
+        found[node] = x if node.op == "placeholder" else run(*(found[each] for each in node.args))
+    return None
+
+
+def called(model: Any, x: torch.Tensor) -> Any:
+    return model(x)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [called, lambda model, x: torch.fx.Interpreter(model).run(x), by_hand],
+    ids=["called", "interpreted", "by hand"],
+)
+def test_what_changes_of_a_graph_s_model_is_noticed(mesh: Mesh, how: Callable[[Any, torch.Tensor], Any]) -> None:
     def outputs(make: Callable[[torch.Tensor], Any], wrap: Callable[[Any], Any]) -> list[torch.Tensor]:
         torch.manual_seed(0)
         model: Any = torch.fx.symbolic_trace(Model())
         for part in (model.first, model.second):
             part.weight, part.bias = nn.Parameter(make(part.weight.detach())), nn.Parameter(make(part.bias.detach()))
-        run = wrap(lambda x: torch.fx.Interpreter(model).run(x) if interpreted else model(x))
+        run = wrap(lambda x: how(model, x))
         found = []
         for call in range(6):
             found.append(run(torch.ones(2, 4)).detach())
@@ -67,7 +85,8 @@ def test_what_changes_of_a_graph_s_model_is_noticed(mesh: Mesh, interpreted: boo
             if call == 3:
                 for node in model.graph.nodes:
                     node.target = torch.sin if node.target is torch.tanh else node.target
-                model.recompile()
+                if how is called:
+                    model.recompile()
         return [each.full_tensor() if hasattr(each, "full_tensor") else each for each in found]
 
     ours = outputs(lambda tensor: distribute(tensor, mesh), program(mesh=mesh))
