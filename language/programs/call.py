@@ -25,7 +25,7 @@ from monarch.language.tensors.history import End
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
-ADVICE = "Pass what changes as an argument, or keep it in a tensor."
+ADVICE = "Pass what changes as an argument, or keep it in a tensor on the mesh."
 """What helps a program that is traced again at each call."""
 OF_DATA = ("data_ptr", "bytes", "_version", "shape", "dtype")
 """What guards ask of the data of plain tensors and arrays, at the end of a path."""
@@ -128,8 +128,11 @@ class ProgramCall:
     def changing(self, place: Path) -> tuple[str, str, str]:
         """What to say of a place where something else stands at each call: its name, that, and what to do."""
         is_argument = place[0] == "argument" and place[1] < len(self.given)
-        names = [step for step in place[2 * is_argument :] if isinstance(step, str)]
+        names = [step for step in place[2 * is_argument :] if isinstance(step, str) and step not in OF_DATA]
         name = names[-1] if names else ""
+        if not is_argument and place[-1] in OF_DATA:
+            what = f"'{name}' is no tensor on a mesh, so what it holds is built in, and is another at each call"
+            return name, what, "Keep it on the mesh: monarch.distribute(torch.as_tensor(value), mesh)."
         if not is_argument:
             return name, f"'{name}' is another at each call", ADVICE
         path, kind = self.path_of(place[1]), type(self.leaves[place[1]])

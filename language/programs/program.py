@@ -262,8 +262,8 @@ class Program(Generic[P, R]):
                 memory.families.keep(call.family, variant)
                 memory.specialised.note_sizes(self._name, compiled.template.scope)
             if (at := place or stuck) is not None:
-                at = at[: -1 if at[-1] in OF_DATA else None]
                 name, what, advice = call.changing(at)
+                at = at[: -1 if at[-1] in OF_DATA else None]
                 history = "" if place else f", and a tensor with a history: leave {name}.detach()"
                 self._say(entry, at, (what + history, found.line(name)), advice)
         else:

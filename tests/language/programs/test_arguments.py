@@ -244,6 +244,25 @@ def test_a_program_that_is_traced_for_what_an_argument_holds_says_what_helps(mes
     assert len(traces) == 2
 
 
+@pytest.mark.parametrize("what", ["tensor", "array"])
+def test_a_program_that_is_traced_for_a_plain_tensor_or_array_says_to_place_it(
+    mesh: Mesh, traces: list[str], what: str
+) -> None:
+    state = SimpleNamespace(rate=torch.ones(1) if what == "tensor" else np.ones(1, "float32"))
+    step = program(lambda x: x * torch.as_tensor(state.rate), mesh=mesh)
+    with pytest.warns(TracedAgainWarning, match="'rate' is no tensor on a mesh.* monarch.distribute"):
+        for _ in range(10):
+            step(torch.ones(1))
+            state.rate *= 0.5
+    traces.clear()
+    state.rate = monarch.distribute(torch.as_tensor(state.rate), mesh)
+    for _ in range(10):
+        before = state.rate.item()
+        assert step(torch.ones(1)).item() == before
+        state.rate *= 0.5
+    assert len(traces) == 1
+
+
 # -- torch.compile ---------------------------------------------------------------------------------------------------
 
 
