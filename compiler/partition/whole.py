@@ -62,6 +62,9 @@ def _way_out(node: fx.Node, strict: bool) -> str:
     # What torch's own ops compute, users need not know: a rule that fits and does not hold gives wrong numbers.
     suggestion = None if op.namespace in ("aten", "prims") else suggested_line(Call.of(node, _global_shape))
     lines = []
+    reason = node.meta.get("why", "").partition(" gathered: ")[2]
+    if reason.startswith("its sharding rule"):
+        lines.append(f"I{reason[1:]}.")
     if suggestion is not None:
         lines += [
             "If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:",

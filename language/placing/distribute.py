@@ -66,7 +66,7 @@ def distribute(
             hint="place the tensor before the program runs, and pass it as an argument or close over it.",
             source=source,
         )
-    _check_mesh(mesh, "distribute(tensor, mesh, layout)", source)
+    check_mesh(mesh, "distribute(tensor, mesh, layout)", source)
     if not isinstance(tensor, torch.Tensor):
         raise LayoutError(
             f"{name} is a {type(tensor).__name__}, and meshes hold tensors",
@@ -89,7 +89,8 @@ def distribute(
     return placed
 
 
-def _check_mesh(mesh: object, call: str, source: Source | None) -> None:
+def check_mesh(mesh: object, call: str, source: Source | None) -> None:
+    """Raise LayoutError for what is no mesh; `call` shows where it stands."""
     if not isinstance(mesh, Mesh):
         raise LayoutError(
             f"the mesh is a {type(mesh).__name__}",
@@ -172,7 +173,7 @@ def module_to_mesh(
     that cannot be given its values, and that no checkpoint has.
     """
     source = user_source()
-    _check_mesh(mesh, "module_to_mesh(module, mesh, layouts=layouts)", source)
+    check_mesh(mesh, "module_to_mesh(module, mesh, layouts=layouts)", source)
     if not isinstance(module, nn.Module):
         raise LayoutError(
             f"the module is a {type(module).__name__}"

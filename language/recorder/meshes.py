@@ -154,7 +154,8 @@ def apart_error(first: Mesh, second: Mesh) -> ProgramError:
             f"a program on two meshes that were made apart, and are alike: {first!r} twice",
             hint="where a cell or a function has run again: make the mesh once, and run what places the model.\n"
             "root = Mesh(stage=2, data=2)                       # right for two: parts of one mesh\n"
-            "a, b = root.slice(stage=0), root.slice(stage=1)",
+            "a, b = root.slice(stage=0), root.slice(stage=1)\n"
+            "or, outside of programs, bring a tensor there through this process: monarch.distribute(x, mesh, layout).",
             source=user_source(),
         )
     return ProgramError(
@@ -162,7 +163,8 @@ def apart_error(first: Mesh, second: Mesh) -> ProgramError:
         hint=f"one is {first!r}, the other {second!r}.\n"
         "a, b = Mesh(data=2), Mesh(data=2)                  # wrong: no step is of both\n"
         "root = Mesh(stage=2, data=2)                       # right: two parts of one mesh\n"
-        "a, b = root.slice(stage=0), root.slice(stage=1)",
+        "a, b = root.slice(stage=0), root.slice(stage=1)\n"
+        "or, outside of programs, bring a tensor there through this process: monarch.distribute(x, mesh, layout).",
         source=user_source(),
     )
 

@@ -16,7 +16,7 @@ from monarch.compiler.errors import DeviceMeshError, LayoutError, MonarchError
 from monarch.compiler.execution.events import Span, heard, tell
 from monarch.compiler.execution.executor import Executor, Handle, Hosts, Procs, Returned
 from monarch.compiler.loading import load
-from monarch.compiler.mesh import MeshAlgebra, Shape, named_sizes
+from monarch.compiler.mesh import MeshAlgebra, MeshDimError, Shape, named_sizes
 from monarch.compiler.types import MeshSpec
 from monarch.language.layouts import LayoutLike
 from monarch.language.source import shorten
@@ -111,6 +111,11 @@ class Mesh(MeshAlgebra):
                 f"hosts={hosts}: `hosts` says on which hosts the workers run",
                 hint="give it what monarch.hosts() returns. A mesh dim of that name is made so:\n"
                 'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
+            )
+        if hosts is not None and not hasattr(hosts, "start"):
+            raise LayoutError(
+                f"hosts={hosts!r}: `hosts` says on which hosts the workers run",
+                hint='give it what monarch.hosts(["node1:4242"], tls="certificates/controller") returns.',
             )
         for name, size in pairs:
             if name in _MEANT and not isinstance(size, (int, float)):
@@ -272,6 +277,12 @@ class Mesh(MeshAlgebra):
 
     def __getitem__(self, dims: str | Sequence[str]) -> Mesh:
         """The sub-mesh along one or several dims that holds worker 0: the first position along all the others."""
+        if not isinstance(dims, Iterable):
+            raise MeshDimError(
+                f"mesh[{dims!r}]: a mesh is indexed by the names of dims",
+                hint=f"the parts along a dim: mesh[{next(iter(self.mesh_dim_names), 'data')!r}]; those at a position: "
+                f"mesh.slice({next(iter(self.mesh_dim_names), 'data')}={dims!r}).",
+            )
         keep = (dims,) if isinstance(dims, str) else tuple(dims)
         for name in keep:
             self.extent.position(name)

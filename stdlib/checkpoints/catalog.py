@@ -67,7 +67,7 @@ def value_bytes(name: str, value: Any) -> bytes:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         why = "" if first.startswith("Weights only load failed") else f" ({first})"  # it advises to trust the file
         raise CheckpointError(
-            f"'{name}' cannot be saved: a {type(value).__name__} is no plain value{why}",
+            f"'{name}' cannot be saved: its type is {type(value).__name__}, which is no plain value{why}",
             hint="save numbers, text, lists and dicts of these, tensors (torch.from_numpy makes one of an array), or "
             "objects with state_dict() and load_state_dict().",
         ) from None

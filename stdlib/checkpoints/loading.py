@@ -131,7 +131,9 @@ def _open(path: FilePath) -> Catalog:
         raise CheckpointError(f"cannot read the checkpoint {path}: {explain(error, str(path))}") from None
     raise CheckpointError(
         f"there is no checkpoint at {path}" + ("" if left is None else f": a save to it was not finished ({left})"),
-        hint="a checkpoint is a folder with .metadata or model.safetensors, or a file of safetensors.",
+        hint="a checkpoint is a folder with .metadata or model.safetensors, or a file of safetensors."
+        if left is None
+        else "wait for a save that is under way: monarch.save(state, path).result().",
     )
 
 

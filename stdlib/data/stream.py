@@ -22,6 +22,7 @@ from monarch.compiler.errors import Source as Line
 from monarch.compiler.text.parse import parse_layout
 from monarch.compiler.types import Layout, TensorType
 from monarch.language.layouts import LayoutLike, as_layout
+from monarch.language.placing.distribute import check_mesh
 from monarch.language.source import user_source
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.plain import of_handle, put
@@ -479,6 +480,8 @@ def stream(
     if isinstance(columns, str):
         raise DataError(f"columns={columns!r}", hint=f"give a list: columns=[{columns!r}].")
     batch, shuffle = None if batch is None else int(batch), None if shuffle is None else int(shuffle)
+    if mesh is not None:
+        check_mesh(mesh, "stream(source, mesh, layout, batch=32)", user_source())
     found = as_source(source, columns)
     if found.batched:
         if batch is not None or last != "keep":

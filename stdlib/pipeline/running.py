@@ -85,7 +85,7 @@ def pipeline(
     if mesh_dim not in mesh.spec.sizes:
         raise LayoutError(
             f"unknown mesh dim '{mesh_dim}'",
-            hint=known_dims(mesh_dim, mesh.spec, mesh.mesh_dim_names),
+            hint=known_dims(mesh_dim, mesh.spec, mesh.mesh_dim_names) + "\nThe stages' is said by mesh_dim=.",
             source=user_source(),
         )
     groups = mesh.spec.sizes[mesh_dim]

@@ -16,6 +16,7 @@ from monarch.compiler.graph import Graph
 from monarch.compiler.partition import PartitionByMesh
 from monarch.compiler.pipeline import partition_graph
 from monarch.compiler.plan.options import CompileOptions
+from monarch.compiler.rules import sharding_rule
 from monarch.compiler.text import parse_graph
 from tests.compiler.reference import run_reference
 
@@ -24,6 +25,8 @@ from tests.compiler.reference import run_reference
 def ops() -> Iterator[None]:
     library = torch.library.Library("wholetest", "DEF")  # noqa: TOR901
     library.define("sorted_rows(Tensor x) -> (Tensor, Tensor)")
+    library.define("misfit(Tensor x) -> Tensor")
+    library.impl("misfit", torch.neg, "CompositeExplicitAutograd")
     library.define("joined(Tensor[] xs) -> Tensor")
     library.impl("sorted_rows", lambda x: tuple(x.sort(0)), "CompositeExplicitAutograd")
     library.impl("joined", lambda xs: torch.cat(list(xs)).flip(0), "CompositeExplicitAutograd")
@@ -97,6 +100,14 @@ def test_it_is_said_once_for_each_op_and_line() -> None:
         "  If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:\n"
         '      monarch.sharding_rule("wholetest.sorted_rows", "n _ -> n _, n _")'
     )
+
+
+def test_a_rule_that_does_not_fit_is_said() -> None:
+    sharding_rule("wholetest.misfit", "n m -> n")
+    made = SORTED.replace("sorted_rows", "misfit").replace("(f32[4, 6], i64[4, 6])", "f32[4, 6]")
+    made = made.replace("getitem(%s, 0)     ", "aten.neg(%s)")
+    with pytest.warns(PerformanceWarning, match=r"Its sharding rule does not fit this call \(.*n m -> n"):
+        partition_graph(graph(made.format(line=12)))
 
 
 def test_the_last_lines_only_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

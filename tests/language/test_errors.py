@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import monarch
 from monarch.compiler.config import configured
 from monarch.compiler.errors import LayoutError, MonarchError, ProgramError
 from monarch.language import (
@@ -341,6 +342,12 @@ def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
             lambda x: program(lambda x: reduce(x, "dta"))(x),
             LayoutError,
             r"unknown mesh dim 'dta'(.|\n)*did you mean data",
+        ),
+        (lambda x: x.to(Mesh(data=3)), ProgramError, r"made apart(.|\n)*this process: monarch.distribute"),
+        (
+            lambda x: monarch.data.stream([1], "[@data]", batch=1),
+            LayoutError,
+            r"the mesh is a str(.|\n)*stream\(source",
         ),
         (lambda x: _placed_again(), LayoutError, r"on another mesh already(.|\n)*new.load_state_dict"),
         (lambda x: x.share_memory_(), MonarchError, r"no storage here(.|\n)*elsewhere pass x.full_tensor"),

@@ -248,7 +248,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_the_former_checkpoint(
 
 @pytest.mark.usefixtures("here")
 def test_what_cannot_be_saved_or_replaced_is_told(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="'x' cannot be saved: a object is no plain value"):
+    with pytest.raises(CheckpointError, match="'x' cannot be saved: its type is object, which is no plain value"):
         monarch.save({"x": object()}, tmp_path / "c")
     with pytest.raises(CheckpointError, match="safetensors holds tensors alone, and 'step' is a Python value"):
         monarch.save({"step": 3}, tmp_path / "c", format="safetensors")
@@ -261,7 +261,7 @@ def test_what_cannot_be_saved_or_replaced_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(CheckpointError, match="cannot save to"):
         monarch.save({"x": torch.ones(2)}, tmp_path / "file" / "c")
-    with pytest.raises(CheckpointError, match="a ndarray is no plain value\n") as raised:
+    with pytest.raises(CheckpointError, match="its type is ndarray, which is no plain value\n") as raised:
         monarch.save({"x": np.ones(2)}, tmp_path / "c")
     assert "torch.from_numpy" in (raised.value.hint or "")
     model, path = nn.Linear(2, 3), tmp_path / "x.pt"
@@ -363,6 +363,10 @@ def test_what_is_no_checkpoint_says_so_and_files_of_torch_save_how_to_load_them(
     (folder := tmp_path / "folder").mkdir()
     with pytest.raises(CheckpointError, match="there is no checkpoint at"):
         monarch.load(folder, into=model)
+    (saving := tmp_path / ".folder.saving").mkdir()
+    with pytest.raises(CheckpointError, match=r"was not finished(.|\n)*monarch.save\(state, path\).result\(\)"):
+        monarch.load(folder, into=model)
+    saving.rmdir()
     state = nn.Linear(5, 3).state_dict()
     torch.save(state, folder / "pytorch_model.bin")
     for path in (folder, folder / "pytorch_model.bin"):
