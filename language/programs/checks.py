@@ -384,6 +384,7 @@ class _Writer:
         if node.kind is Class:
             self.lines.append(f"if not {self.constant(f'm{number}', node.absent)}.isdisjoint(d): return None")
             self.lines.append(f"if len(d) != {node.length}: return None")
+            self.lines += [f"d[{key!r}]" for key in node.others]
         for position, key in enumerate(node.keys):
             if position in missing:
                 continue

@@ -208,6 +208,7 @@ class Guards:
         if isinstance(held, Class):
             node.absent = frozenset(self.entered.attributes.difference(held.before[0], CLASS_MACHINERY))
             hidden = len(CLASS_MACHINERY.intersection(vars(held.holder)))
+            node.others = sorted(set(held.before[0]).difference(keys, TOLD))
             node.length = len(held.before[0]) - len(TOLD) + hidden
         if isinstance(held, Function):
             node.length = len(held.before[0])

@@ -80,7 +80,8 @@ class Node:
     is_ordered: bool = False
     """Whether the program may have asked for an instance's names one after the other."""
     others: list[str] = field(default_factory=list)
-    """The other names of an instance, whose values the program has not read."""
+    """The other names of an instance or class, whose values the program has not read: with their number, they say that
+    it has no other, such as a `__call__`, which no code names."""
     reads_grad: bool = False
     """Whether the gradient of a tensor that needs none may have been read."""
     ids: list[int] = field(default_factory=list)
@@ -120,6 +121,8 @@ class Node:
         if kind is Class:
             entries = vars(holder)
             if not self.absent.isdisjoint(entries) or self.length != len(entries):
+                return None
+            if any(key not in entries for key in self.others):
                 return None
             return [getattr(holder, key[1:]) if key in TOLD else entries.get(key, MISSING) for key in self.keys]
         keys, values = kind.read(holder)

@@ -112,3 +112,29 @@ def test_a_cache_that_is_cleared_is_asked_again(calls: int, size: int | None, me
     assert [traced(x).item() for _ in range(calls)] == [6.0] * calls  # as remembered
     scale.cache_clear()
     assert [traced(x).item() for _ in range(calls)] == [15.0] * calls
+
+
+class Patched(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+
+class Slotted:
+    __slots__ = ("__dict__", "scale")
+
+
+def test_another_name_in_the_place_of_one_that_is_not_read_is_noticed(mesh: Mesh) -> None:
+    """As many names as before, of which no code names the new one, or asks for it alone."""
+    model, slotted, x = Patched(), Slotted(), torch.ones(1)
+    slotted.scale, slotted.unread = 3.0, 1  # type: ignore[attr-defined]
+    call = program(lambda x: model(x), mesh=mesh)
+    ask = program(lambda x: x * slotted.scale * (5.0 if hasattr(slotted, "flag") else 1.0), mesh=mesh)
+    Patched.unread = 1  # type: ignore[attr-defined]
+    try:
+        assert [call(x).item() for _ in range(6)] + [ask(x).item() for _ in range(6)] == [2.0] * 6 + [3.0] * 6
+        del Patched.unread, slotted.unread  # type: ignore[attr-defined]
+        Patched.__call__ = lambda self, x: x * 7  # type: ignore[method-assign, assignment]
+        slotted.flag = True  # type: ignore[attr-defined]
+        assert [call(x).item(), ask(x).item()] == [7.0, 15.0]
+    finally:
+        del Patched.__call__
