@@ -169,8 +169,9 @@ def module_to_mesh(
     `reset_parameters()`. `monarch.load` then reads a checkpoint in place; buffers that are in none keep their values.
     Tensors of the state dict that get no value so hold NaN until they are loaded, and a warning names them.
 
-    Raises LayoutError for a pattern that matches nothing, or a layout that does not fit, and ProgramError for a tensor
-    that cannot be given its values, and that no checkpoint has.
+    Raises LayoutError for a pattern that matches nothing, a layout that does not fit, and a module that is on a mesh
+    made before, or on this one in another layout; ProgramError for a tensor that cannot be given its values, and that
+    no checkpoint has.
     """
     source = user_source()
     check_mesh(mesh, "module_to_mesh(module, mesh, layouts=layouts)", source)
@@ -214,6 +215,9 @@ def module_to_mesh(
     bound = set[int]() if layouts is None else {id(names[name]) for name in chosen}
     for name, tensor in names.items():
         if isinstance(tensor, DistributedTensor):
+            if layouts is not None and (said := chosen.get(name)) is not None and tensor.mesh is mesh:
+                type_ = TensorType(tensor.dtype, tuple(tensor.shape))
+                _check_as_it_is(tensor, name, type_.with_layout(as_layout(said, type_, mesh.spec, f"'{name}'", source)))
             continue
         if tensor.grad_fn is not None:
             raise ProgramError(
@@ -279,6 +283,17 @@ def module_to_mesh(
     if not mesh.is_abstract:
         give_values(module, unmade, mesh)
     return module
+
+
+def _check_as_it_is(tensor: DistributedTensor, name: str, said: TensorType) -> None:
+    """Raise LayoutError for a tensor that is on the mesh already, in another layout than the one that is said."""
+    if tensor.tensor_type != said:
+        raise LayoutError(
+            f"'{name}' is on the mesh already, as {tensor.tensor_type}, and layouts say {said}",
+            hint="place a new module, with layouts for all of it, and give it the values:\n"
+            "new.load_state_dict({name: x.full_tensor() for name, x in module.state_dict().items()})",
+            source=user_source(),
+        )
 
 
 def _take_over(made: DistributedTensor, tensor: torch.Tensor) -> None:

@@ -269,6 +269,13 @@ def _again(x: torch.Tensor) -> None:
     program(lambda x, y: x + y)(x, other)
 
 
+def _laid_out_again(mesh: Mesh) -> None:
+    model = module_to_mesh(nn.Linear(4, 4), mesh, {"weight": "[@data, -]"})
+    module_to_mesh(model, mesh)
+    module_to_mesh(model, mesh, {"weight": "[@data, -]"})
+    module_to_mesh(model, mesh, {"*": {1: "[-]", 2: "[-, @data]"}})
+
+
 def _placed_again() -> None:
     model = module_to_mesh(nn.Linear(4, 4), Mesh(data=2))
     module_to_mesh(model, Mesh(data=2))
@@ -348,6 +355,11 @@ def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
             lambda x: monarch.data.stream([1], "[@data]", batch=1),
             LayoutError,
             r"the mesh is a str(.|\n)*stream\(source",
+        ),
+        (
+            lambda x: _laid_out_again(x.mesh),
+            LayoutError,
+            r"'weight' is on the mesh already, as f32\[4@data, 4\], and layouts say f32\[4, 4@data\]",
         ),
         (lambda x: _placed_again(), LayoutError, r"on another mesh already(.|\n)*new.load_state_dict"),
         (lambda x: x.share_memory_(), MonarchError, r"no storage here(.|\n)*elsewhere pass x.full_tensor"),
