@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -85,9 +86,6 @@ class Change:
         was, new = ([entries.get(key, MISSING) for key in keys] for entries in (before, after))
         return Change(type(held), held.holder, (keys, was), (keys, new), False)
 
-    def can_undo(self, given_up: int) -> bool:
-        return not (given_up and self.kind is kinds.Tensor and self.before[0] == ["grad"] and self.before[1][0] is None)
-
     def make(self) -> None:
         """Have the object hold the new contents. To do it again changes nothing."""
         if self.whole:
@@ -96,7 +94,10 @@ class Change:
         for key, value in zip(*self.after, strict=True):
             self.kind.put(self.holder, key, value)
 
-    def undo(self, given_up: Container[int] = ()) -> None:
+    def undoing(self, given_up: Sequence[Any]) -> Callable[[], None]:
+        return self._undo
+
+    def _undo(self) -> None:
         """Have the object hold what it held before, where it still holds what it was given. What was appended to a
         list since stays."""
         if not self.whole:
@@ -127,29 +128,42 @@ class Gradients:
     before: list[Any]
     after: list[Any]
 
-    def can_undo(self, given_up: int) -> bool:
-        return len(self.leaves) > given_up or any(was is not None for was in self.before)
-
     def make(self) -> None:
         """Give the leaves their new gradients. To do it again changes nothing."""
         for leaf, gradient in zip(self.leaves, self.after, strict=True):
             leaf.grad = gradient
 
-    def undo(self, given_up: Container[int] = ()) -> None:
-        """Give leaves the gradients back that they had, or none, where they still have those that they were given."""
+    def undoing(self, given_up: Sequence[Any]) -> Callable[[], None] | None:
+        """A function that gives leaves the gradients back that they had, or none, where they still have those that they
+        were given. Keeps none of these alive that replaces none: the program may drop it, for the workers to free."""
+        if len(given_up) == len(self.leaves) and all(was is None for was in self.before):
+            return None
+        lost = {id(leaf) for leaf in given_up}
+        replaced, first = [], []
         for leaf, was, gradient in zip(self.leaves, self.before, self.after, strict=True):
-            if (was is not None or id(leaf) not in given_up) and leaf.grad is gradient:
-                leaf.grad = was
+            if was is not None:
+                replaced.append((leaf, was, gradient))
+            elif gradient is not None and id(leaf) not in lost:
+                first.append((leaf, weakref.ref(gradient)))
+
+        def undo() -> None:
+            for leaf, was, gradient in replaced:
+                if leaf.grad is gradient:
+                    leaf.grad = was
+            for leaf, new in first:
+                if leaf.grad is not None and leaf.grad is new():
+                    leaf.grad = None
+
+        return undo
 
 
 def undoing(changes: Sequence[Change | Gradients], given_up: Sequence[Any] = ()) -> TakeBack | None:
     """A function that takes one step's changes back. The gradients of leaves that are `given_up`, which the call
     dropped before the step, cannot come back: the failed ones stay, and say why they have no value."""
-    kept = [change for change in changes if change.can_undo(len(given_up))]
+    kept = [undo for change in changes if (undo := change.undoing(given_up)) is not None]
 
-    def undo(dropped: bool) -> None:
-        leaves = {id(leaf) for leaf in given_up}
-        for change in reversed(kept):
-            change.undo(leaves)
+    def undo_all(dropped: bool) -> None:
+        for undo in reversed(kept):
+            undo()
 
-    return undo if kept else None
+    return undo_all if kept else None

@@ -3,12 +3,14 @@ hold both. Python keeps them until the workers are given the step, which may be 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from sys import getrefcount
 from types import SimpleNamespace
 from typing import Any
 
 from monarch.compiler.execution.executor import Handle
+from monarch.language.programs.handlers import ALL, HandlersLater
+from monarch.language.tensors.mesh import Mesh
 
 _Held = tuple[Any, Any]
 """A leaf and its gradient."""
@@ -29,11 +31,13 @@ class GivenUp:
             held[0].grad = None
         return [held[1]._ref.cell.handle for held in self._held if _counts(held) == _ALONE]
 
-    def give_back(self) -> None:
-        """Let the leaves have them again, as before: the step has been refused."""
-        for leaf, grad in self._held:
-            if leaf.grad is None:
-                leaf.grad = grad
+    def give_back(self, mesh: Mesh, refused: Callable[[], bool]) -> None:
+        """Let the leaves have them again, as before, where the step has been refused."""
+        with HandlersLater(ctrl_c=ALL):
+            mesh.bind()  # an interrupt may have come between two of the step's changes in Python
+            for leaf, grad in self._held if refused() else ():
+                if leaf.grad is None:
+                    leaf.grad = grad
 
 
 def _counts(held: _Held) -> tuple[int, int, int, int, int]:

@@ -19,36 +19,47 @@ ALL = sys.maxsize
 class _Later:
     """Stands for a handler while a block runs: notes its signals, of which so many wait."""
 
-    def __init__(self, block: HandlersLater, handler: Callable[[int, FrameType | None], Any], waiting: int) -> None:
+    def __init__(
+        self, block: HandlersLater, number: int, handler: Callable[[int, FrameType | None], Any], waiting: int
+    ) -> None:
         self.block = block
+        self.number = number
         self.handler = handler
         self.waiting = waiting
-        self.came: list[tuple[int, FrameType | None]] = []
+        self.came: list[FrameType | None] = []
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        leaving = frame is not None and frame.f_code in _LEAVING
+        # Python runs handlers also where a function is entered: in `leave` before its first line.
+        leaving = frame is not None and frame.f_code is HandlersLater.leave.__code__
         if self.block.all_wait or leaving or len(self.came) < self.waiting:
-            self.came.append((number, frame))
+            self.came.append(frame)
         else:
             self.handler(number, frame)
 
-    def run(self) -> None:
-        """Have the handler run for each signal that waits."""
-        if self.came:
+    def run(self, waiting: int) -> None:
+        """Run the handler for all that came but so many, also where it raises."""
+        if len(self.came) > waiting:
             try:
-                self.handler(*self.came.pop(0))
+                self.handler(self.number, self.came.pop(waiting))
             finally:
-                self.run()
+                self.run(waiting)
+
+    def finish(self) -> None:
+        now: Any = signal.getsignal(self.number)
+        if now is self:  # the user may have set another meanwhile
+            signal.signal(self.number, self.handler)
+        self.run(0)
 
 
 class HandlersLater:
     """Has the handlers of signals that come meanwhile run behind the block, in the main thread, where Python runs
     them. Ctrl-C interrupts at once, unless the user has another handler for it, which waits once, or so many are to
-    wait (`ctrl_c`). Nothing is left half done on the way in and out."""
+    wait (`ctrl_c`). It stands in for a handler of Ctrl-C in any case, so that none interrupts the block's own way in
+    and out: handlers that were not put back would wait for ever."""
 
     def __init__(self, ctrl_c: int = 0) -> None:
         self._ctrl_c = ctrl_c
-        self._changed: list[tuple[int, _Later]] = []
+        self._changed: list[_Later] = []
         self.all_wait = True
 
     def __enter__(self) -> HandlersLater:
@@ -63,31 +74,21 @@ class HandlersLater:
                 if number == signal.SIGINT:
                     own = handler is not signal.default_int_handler and not isinstance(handler, _Later)
                     waiting = max(self._ctrl_c, own)
-                later = _Later(self, handler, waiting)
-                self._changed.append((number, later))
-                signal.signal(number, later)
+                self._changed.append(_Later(self, number, handler, waiting))
+                signal.signal(number, self._changed[-1])
             self.all_wait = False
-            for later in [later for _, later in self._changed if len(later.came) > later.waiting]:
-                later.handler(*later.came.pop(0))
+            for later in self._changed:
+                later.run(later.waiting)
         except BaseException:
             self.leave()
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.leave()
-
-    def leave(self) -> None:
+    def leave(self, *_: object) -> None:
         """Have them run from here on, and those that have waited now."""
         self.all_wait = True
-        with ExitStack() as waiting:  # all of them run, also where one raises, or Ctrl-C comes as it is there again
-            for _, later in self._changed:
-                waiting.callback(later.run)
-            for number, later in reversed(self._changed):
-                now: Any = signal.getsignal(number)
-                if now is later:
-                    signal.signal(number, later.handler)
+        with ExitStack() as finishing:  # all of them, also where one raises: Ctrl-C, which may, comes last
+            for later in self._changed:
+                finishing.callback(later.finish)
 
-
-_LEAVING = HandlersLater.__exit__.__code__, HandlersLater.leave.__code__
-"""As they are entered, the block waits for nothing yet."""
+    __exit__ = leave

@@ -198,10 +198,10 @@ class Compiled:
         try:
             return trace.executor.run(self.plan, arguments, drawn.bind, release=release)
         except BaseException:
-            with HandlersLater(ctrl_c=ALL):
-                trace.mesh.bind()  # a step that was given when an interrupt came
-                if not drawn.given:  # the call is to be made again
-                    torch.set_rng_state(before)
+            try:
+                drawn.take_back(trace.mesh)
+            finally:
+                drawn.take_back(trace.mesh)  # where Ctrl-C has come before the first could begin
             raise
 
     def update_states(self, handles: list[Handle], cells: list[Cell]) -> dict[int, Handle]:
@@ -269,10 +269,17 @@ class _Drawn:
 
     def __init__(self, before: torch.Tensor, bind: Bind | None) -> None:
         self._before, self._bind = before, bind
-        self.given = False
+        self._given = False
+
+    def take_back(self, mesh: Mesh) -> None:
+        """Have the generator's state be what it was, unless the step has been given: the call is to be made again."""
+        with HandlersLater(ctrl_c=ALL):
+            mesh.bind()  # a step that was given when an interrupt came
+            if not self._given:
+                torch.set_rng_state(self._before)
 
     def bind(self, handles: list[Handle]) -> TakeBack:
-        self.given = True
+        self._given = True
         undo = None if self._bind is None else self._bind(handles)
 
         def undo_all(dropped: bool) -> None:
@@ -523,10 +530,10 @@ class Variant:
             try:
                 trace.mesh.settle()
             finally:
-                with HandlersLater(ctrl_c=ALL):
-                    trace.mesh.bind()  # an interrupt may have come between two of the step's changes in Python
-                    if bound is None:
-                        given_up.give_back()
+                try:
+                    given_up.give_back(trace.mesh, lambda: bound is None)
+                finally:
+                    given_up.give_back(trace.mesh, lambda: bound is None)  # as in `Compiled.run`
             raise
         assert bound is not None
         self._own = [weakref.ref(cell.handle) for cell in small if cell.handle is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from monarch.language import Mesh, distribute, program
+from monarch.language.programs.changes import Gradients, undoing
 from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.kinds import Tensor
 from monarch.testing import chaos
@@ -138,3 +140,57 @@ def test_handlers_are_there_again_wherever_ctrl_c_comes(
             assert seen == ["handled"] * came, points.where
         passed = max(passed, points.passed if at == 0 else 0)
         at += 1
+
+
+def test_ctrl_c_once_more_before_anything_is_taken_back(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes as soon as the first is handled, where nothing has begun that it could wait for."""
+    weight = distribute(torch.ones(2), mesh).requires_grad_()
+
+    @program(mesh=mesh)
+    def step() -> torch.Tensor:
+        weight.grad = None
+        loss = torch.nn.functional.dropout(weight, 0.5).sum()
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss
+
+    for _ in range(3):
+        step()
+    before = torch.get_rng_state(), weight.grad
+    entered = 0
+
+    def interrupted(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    def enter(block: HandlersLater) -> HandlersLater:
+        nonlocal entered
+        entered += 1
+        if entered == at:
+            signal.raise_signal(signal.SIGINT)
+        return plain(block)
+
+    plain = HandlersLater.__enter__
+    for at in (1, 2, 3, 4):
+        entered = 0
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(type(mesh.executor), "run", interrupted)
+            patched.setattr(HandlersLater, "__enter__", enter)
+            step()
+        assert entered >= at
+        assert torch.equal(torch.get_rng_state(), before[0]) and weight.grad is before[1] is not None
+
+
+def test_what_could_take_a_first_gradient_back_does_not_keep_it() -> None:
+    weight = torch.ones(2, requires_grad=True)
+    for dropped in (False, True):
+        change = Gradients([weight], [None], [torch.ones(2)])
+        change.make()
+        undo = undoing([change])
+        left = weakref.ref(change.after[0])
+        del change
+        if dropped:
+            weight.grad = None
+            assert left() is None
+            weight.grad = mine = torch.zeros(2)
+        assert undo is not None
+        undo(False)
+        assert weight.grad is (mine if dropped else None)
