@@ -305,10 +305,10 @@ class HostMesh(MeshAlgebra):
             tell(Spawned("processes", group.id, name, _dims_of(shape), len(shape)))
         try:
             _start(process, group)
-        except BaseException:
+            process.owns(instance.actor_id, mesh, processes=True)
+        except BaseException:  # Ctrl-C too: nobody else has the mesh, to stop it
             mesh._have_stopped(process, range(len(shape)), "not all of them could be started")
             raise
-        process.owns(instance.actor_id, mesh, processes=True)
         return mesh
 
     @property
@@ -527,12 +527,12 @@ def _start(process: Process, group: ProcMeshSpec) -> None:
     payload = Payload.of(group)
     if any(map(host_of, group.hosts)):
         process.router.send(group.root, (SPAWNED,), payload)
-    asked = []
+    asked: list[Future[Any]] = []
     for host in group.hosts:
         if process.host is not None and host == process.address:
-            process.host.fork(group)
+            asked.append(process.host.start(group))
         else:
-            asked.append(_ask(process, host, lambda reply: (FORK, reply), payload))
+            asked.append(_ask(process, host, lambda reply: (FORK, reply, group.id), payload))
     for answer in asked:
         answer.get()
 

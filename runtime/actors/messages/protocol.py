@@ -32,7 +32,7 @@ REFUSED = 6
 LEAVE = 7
 """(reason, seconds): end the actors of this process, and then it, which is killed after so long"""
 FORK = 8
-"""(reply) and a Group, to the agent of a host"""
+"""(reply, group) and a Group, to the agent of a host"""
 STOP_PROCS = 9
 """(group, reply, reason, seconds), to the agent of a host: what has not ended after so long is killed"""
 CONTROLLER = 10

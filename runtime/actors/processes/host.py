@@ -101,6 +101,8 @@ class Host:
         """The agents that hear from here which processes end."""
         self._lock = threading.RLock()
         self._groups: dict[str, _Running] = {}
+        self._starting: dict[str, list[tuple[ReplyTo | None, str, float | None]]] = {}
+        """By group that is not there yet: how it was told to stop meanwhile."""
         self._warms: list[WarmParent] = []
         self._output = Output()
         self._controllers: dict[str, Any] = {}
@@ -116,23 +118,47 @@ class Host:
     # -- starting ------------------------------------------------------------------------------------------------------
 
     def _on_fork(self, sender: str, head: Head, payload: Payload) -> None:
-        """A process asks for others. The I/O thread does not wait for a warm parent."""
+        """A process asks for others."""
+        answer = self._forked(head[2], payload.decode)
+
+        def reply() -> None:
+            error = answer.exception()
+            self._process.reply(head[1], error is None, error)
+
+        answer.when_done(reply)
+
+    def start(self, group: ProcMeshSpec) -> Future[None]:
+        """Start those processes of a group that are to be here. They can be sent messages when it is there."""
+        return self._forked(group.id, lambda: group)
+
+    def _forked(self, number: str, group: Callable[[], ProcMeshSpec]) -> Future[None]:
+        """Start a group's processes in a thread of its own: the I/O thread does not wait for a warm parent, and Ctrl-C
+        ends waiting for it, and not what it is about. What is told to stop meanwhile stops as soon as it is there."""
+        answer: Future[None] = Future.pending()
 
         def fork() -> None:
             try:
-                self.fork(payload.decode())
-            except MonarchError as error:
-                self._process.reply(head[1], False, error)
+                self._fork(group())
+            except Exception as error:
+                answer.fail(error)
             else:
-                self._process.reply(head[1], True, None)
+                answer.resolve(lambda: None)
+            finally:
+                with self._lock:
+                    stops = self._starting.pop(number)
+                for stop in stops:
+                    self.stop(number, *stop)
 
+        with self._lock:
+            self._starting[number] = []
         try:
             threading.Thread(target=fork, name="monarch fork", daemon=True).start()
         except RuntimeError as error:
-            self._process.reply(head[1], False, MonarchError(f"cannot start processes: {error}", hint=_LIMIT))
+            del self._starting[number]
+            answer.fail(MonarchError(f"cannot start processes: {error}", hint=_LIMIT))
+        return answer
 
-    def fork(self, group: ProcMeshSpec) -> None:
-        """Start those processes of a group that are to be here. They can be sent messages when this returns."""
+    def _fork(self, group: ProcMeshSpec) -> None:
         ranks = group.ranks_on(self._process.address)
         count = len(ranks)
         group = replace(group, threads=max(1, signals.cores() // count))
@@ -333,6 +359,9 @@ class Host:
         """Have processes end, once their actors have; `reply` hears when they have. What takes longer than `seconds`,
         or than the setting as it was when they were spawned, is killed."""
         with self._lock:
+            if group in self._starting:
+                self._starting[group].append((reply, reason, seconds))
+                return
             running = self._groups.get(group)
             if running is not None:
                 if reply is not None:
