@@ -138,7 +138,7 @@ class Host:
 
         def fork() -> None:
             try:
-                self._fork(group())
+                self.fork(group())
             except Exception as error:
                 answer.fail(error)
             else:
@@ -158,7 +158,8 @@ class Host:
             answer.fail(MonarchError(f"cannot start processes: {error}", hint=_LIMIT))
         return answer
 
-    def _fork(self, group: ProcMeshSpec) -> None:
+    def fork(self, group: ProcMeshSpec) -> None:
+        """Start those processes of a group that are to be here, in the thread that calls."""
         ranks = group.ranks_on(self._process.address)
         count = len(ranks)
         group = replace(group, threads=max(1, signals.cores() // count))

@@ -241,7 +241,7 @@ graph @f on mesh<data=4, model=2> partitioned<model> {
             graph text, line 2, column 18: unknown mesh dim 'dta' in the layout of %x
                 %x = input 0 : f32[8@dta, 4]
                                ^
-              the mesh is mesh<data=4, model=2>: its dims are data, model.""",
+              did you mean data? the mesh is mesh<data=4, model=2>: its dims are data, model.""",
         ),
         (
             "f32[8@data, 4]\n",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from monarch.actor import ProcMesh, this_host
+from monarch.actor import this_host
 from monarch.runtime.actors.processes import current
 from monarch.runtime.actors.processes.host import Host
 from monarch.runtime.actors.processes.process import Process
@@ -36,14 +36,14 @@ def test_processes_of_an_interrupted_start_end(when: str, monkeypatch: pytest.Mo
     def owns(process: Process, *given: Any, **named: Any) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    def have_stopped(mesh: ProcMesh, *given: Any) -> None:
-        plain_stopped(mesh, *given)
+    def stop(host: Host, *given: Any) -> None:
+        plain_stop(host, *given)
         told.set()
 
-    plain_fork, plain_stopped = Host._fork, ProcMesh._have_stopped
+    plain_fork, plain_stop = Host.fork, Host.stop
     with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-        patched.setattr(Host, "_fork", fork)
-        patched.setattr(ProcMesh, "_have_stopped", have_stopped)
+        patched.setattr(Host, "fork", fork)
+        patched.setattr(Host, "stop", stop)
         if when == "when all are there":
             patched.setattr(Process, "owns", owns)
         this_host().spawn_procs({"gpus": 2})
