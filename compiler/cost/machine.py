@@ -102,5 +102,3 @@ BALANCED = Machine({"f32": 4.0}, memory=10.0, link=Link(bandwidth=1.0, latency=6
 """The machine for which the partitioner chooses layouts, whatever a plan is compiled for: its unit of time is that in
 which a worker sends a byte. A CPU worker does some 10 to 50 floating-point operations in that time, a GPU hundreds; 4
 also keeps tensor parallelism in the narrowest models from being traded for gathered weights."""
-
-GPUS = tuple(target for target in MACHINES if target != "cpu")

@@ -114,13 +114,12 @@ def find_layouts(
     cluster: Cluster,
     options: CompileOptions | None = None,
     *,
-    limit: int | None = None,
     bound: frozenset[str | int] = frozenset(),
     presets: Mapping[str, FoundLayouts] | None = None,
     seconds: float = SECONDS,
 ) -> Answer:
-    """The cheapest layouts for a traced graph on a cluster, of which a worker holds at most `limit` bytes (by default,
-    the options' limit or what the cluster's workers have).
+    """The cheapest layouts for a traced graph on a cluster, where a worker has at most the bytes of the options'
+    memory limit, or the cluster's memory.
 
     Parameters and what optimizers keep for them are laid out anew, whatever layouts they have, and so are inputs that
     are not sharded; what is sharded otherwise, `layout()`s and the `bound` (states' labels, inputs' positions) stay.
@@ -128,7 +127,7 @@ def find_layouts(
     """
     start = time.monotonic()
     options, cluster = options or CompileOptions(), cluster.shared(graph.mesh.workers)
-    limit = limit or options.memory_limit or cluster.memory
+    limit = options.memory_limit or cluster.memory
     options = replace(options, memory_limit=None)
     compiler = _Compiler(graph, cluster, options, limit)
     free = _freed(graph, bound)

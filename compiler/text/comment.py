@@ -29,7 +29,7 @@ _COMMENT = re.compile(
 _PLAIN_FILE = re.compile(r"[^\s\":;]+")
 
 
-def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: bool = False) -> str:
+def print_comment(meta: Mapping[str, Any], *, paths: bool, modules: bool = False) -> str:
     """The comment of a value with this `meta`, or "" for none. `paths` keeps a file's folder."""
     parts = []
     of: Provenance = meta.get("provenance", UNKNOWN)
@@ -45,7 +45,7 @@ def print_comment(meta: Mapping[str, Any], *, paths: bool, why: bool, modules: b
     if modules and task:
         parts.append(f"of {', '.join(task)}")
     text = " ".join(parts)
-    if why and (reason := meta.get("why")):
+    if reason := meta.get("why"):
         plain = reason.isprintable() and reason == reason.strip() and not reason.startswith('"')
         text += f"; {reason if plain else json.dumps(reason)}"
     return f"# {text}" if text else ""

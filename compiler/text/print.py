@@ -24,24 +24,24 @@ CALL_COLUMN, TYPE_COLUMN = 64, 56
 """The widest call and type that others are padded to; longer ones stand out of line."""
 
 
-def print_graph(graph: Graph, *, paths: bool = False, why: bool = True, modules: bool = False) -> str:
+def print_graph(graph: Graph, *, paths: bool = False, modules: bool = False) -> str:
     """A graph's text, a line for each value, without a newline at the end.
 
-    `paths` prints source files with their folders, which otherwise are left out; `why` the reasons for layouts and
-    collectives; `modules` the modules that ran the ops. Behind the cut by meshes these are the texts of the parts, one
+    `paths` prints source files with their folders, which otherwise are left out; `modules` the modules that ran
+    the ops. Behind the cut by meshes these are the texts of the parts, one
     behind the other. Raises GraphError for an argument that has no text.
     """
     if graph.fragments:
-        options = {"paths": paths, "why": why, "modules": modules}
+        options = {"paths": paths, "modules": modules}
         return "\n\n".join(print_graph(fragment, **options) for fragment in graph.fragments.values())
     types: dict[int, str] = {}
     rows = [
-        (*_columns(node, graph, types), print_comment(node.meta, paths=paths, why=why, modules=modules))
+        (*_columns(node, graph, types), print_comment(node.meta, paths=paths, modules=modules))
         for node in _values(graph)
     ]
     call_width = max((len(call) for call, _, _ in rows if len(call) <= CALL_COLUMN), default=0)
     type_width = max((len(type_) for _, type_, comment in rows if len(type_) <= TYPE_COLUMN and comment), default=0)
-    lines = [_header(graph), *_regions(graph, paths=paths, why=why, modules=modules)]
+    lines = [_header(graph), *_regions(graph, paths=paths, modules=modules)]
     for call, type_, comment in rows:
         line = f"  {call:{call_width}} : {type_}"
         lines.append(f"{line:{call_width + type_width + 5}}  {comment}" if comment else line)
@@ -65,7 +65,7 @@ def _regions(graph: Graph, **options: bool) -> Iterator[str]:
 def print_node(node: fx.Node, graph: Graph | None = None) -> str:
     """One value's line, as in its graph's text; without `graph`, local shapes are left out."""
     call, type_ = _columns(node, graph, {})
-    comment = print_comment(node.meta, paths=False, why=True)
+    comment = print_comment(node.meta, paths=False)
     return f"{call} : {type_}" + (f"  {comment}" if comment else "")
 
 

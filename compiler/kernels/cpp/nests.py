@@ -206,7 +206,7 @@ class NestWriter(StatementWriter):
             if segment.reduced:
                 self._column_rows(segment, arrays)
             elif segment.needed:
-                self._block_loop(segment, arrays, ())
+                self._block_loop(segment, arrays)
             arrays |= segment.kept
         self.out += ["}"] * (len(loops) + 1)
 
@@ -222,11 +222,11 @@ class NestWriter(StatementWriter):
             "}",
         ]
 
-    def _block_loop(self, segment: Segment, arrays: set[int], extra: Sequence[str]) -> None:
+    def _block_loop(self, segment: Segment, arrays: set[int]) -> None:
         vector = self.schedule.vector
         used = self._used(segment, arrays)
         levels = self._levels((vector,), [*segment.needed, *used], used & arrays, segment.kept)
-        self.out += [*levels[0], *self._vector_loop([*levels[1], *extra])]
+        self.out += [*levels[0], *self._vector_loop(levels[1])]
 
     def _used(self, segment: Segment, arrays: set[int]) -> set[int]:
         """What a segment reads from arrays: values kept by others, and earlier reductions."""

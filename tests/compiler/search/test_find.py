@@ -94,7 +94,7 @@ def test_memory_that_is_short_is_sharded_or_computed_again() -> None:
     free = find_layouts(graph, CPU)
     assert free.chosen.estimate is not None
     limit = int(free.chosen.estimate.peak * 0.7)
-    answer = find_layouts(graph, CPU, limit=limit)
+    answer = find_layouts(graph, CPU, CompileOptions(memory_limit=limit))
     assert answer.chosen.estimate is not None and answer.chosen.estimate.peak <= limit
     assert answer.chosen.estimate.seconds >= free.chosen.estimate.seconds
     laid = answer.chosen.layouts.on(graph)
@@ -114,10 +114,10 @@ def test_large_programs_are_limited_only_where_that_could_be_cheapest(monkeypatc
         return compile_graph(graph, options, **how)
 
     monkeypatch.setattr(find, "compile_graph", counted)
-    every = find_layouts(graph, CPU, limit=limit)
+    every = find_layouts(graph, CPU, CompileOptions(memory_limit=limit))
     before = sum(limited)
     monkeypatch.setattr(find, "LARGE", 0)
-    answer = find_layouts(graph, CPU, limit=limit)
+    answer = find_layouts(graph, CPU, CompileOptions(memory_limit=limit))
     assert before > 0 and sum(limited) == before  # as written every worker takes the whole batch, and is no faster
     assert answer.chosen.estimate == every.chosen.estimate == free.chosen.estimate
 

@@ -41,9 +41,9 @@ IN = Source("/lib/llama.py", 80, 5, 7, AT)
 )
 def test_comments_with_modules(of: Provenance, why: str, text: str) -> None:
     meta = {"provenance": of, "why": why}
-    assert print_comment(meta, paths=True, why=True, modules=True) == text
+    assert print_comment(meta, paths=True, modules=True) == text
     assert parse_comment(text) == {key: value for key, value in meta.items() if value not in ("", Provenance())}
-    assert not re.search(r" in | of ", print_comment({**meta, "why": ""}, paths=True, why=True))
+    assert not re.search(r" in | of ", print_comment({**meta, "why": ""}, paths=True))
 
 
 @pytest.mark.parametrize(
