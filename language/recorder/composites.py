@@ -86,15 +86,8 @@ composite(aten.narrow.Tensor)(narrow)
 
 
 @composite(aten.max_pool1d.default)
-def _max_pool1d(
-    x: torch.Tensor,
-    kernel: Any,
-    stride: Any = (),
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-) -> torch.Tensor:
-    return _max_pool1d_with_indices(x, kernel, stride, padding, dilation, ceil_mode)[0]
+def _max_pool1d(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return _max_pool1d_with_indices(*args, **kwargs)[0]
 
 
 @composite(aten.max_pool1d_with_indices.default)
@@ -132,17 +125,18 @@ def _fill_diagonal(x: torch.Tensor, value: Any, wrap: bool = False) -> Any:
     return x
 
 
+@composite(aten.embedding_bag.default)
 @composite(aten.embedding_bag.padding_idx)
 def _embedding_bag(
     weight: torch.Tensor,
     indices: torch.Tensor,
     offsets: torch.Tensor,
-    scale_grad_by_freq: bool,
-    mode: int,
-    sparse: bool,
-    per_sample_weights: torch.Tensor | None,
-    include_last_offset: bool,
-    padding_idx: int | None,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: torch.Tensor | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int | None = None,
 ) -> tuple[torch.Tensor, ...]:
     """Only the first result, the bags, is a value: the others serve a backward pass that never runs."""
     if scale_grad_by_freq and weight.requires_grad and torch.is_grad_enabled():
@@ -185,22 +179,6 @@ def _largest_of_bags(rows: torch.Tensor, bag: torch.Tensor, kept: torch.Tensor, 
     most = rows.new_full(none.shape, -torch.inf).scatter_reduce(0, bag, rows, "amax").gather(0, bag)
     # Behind a NaN that comes first nothing is found, also no infinity.
     return none.scatter_reduce(0, bag, torch.where(kept & (rows == most), at, rows.shape[0]), "amin")
-
-
-@composite(aten.embedding_bag.default)
-def _embedding_bag_without_padding(
-    weight: torch.Tensor,
-    indices: torch.Tensor,
-    offsets: torch.Tensor,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: torch.Tensor | None = None,
-    include_last_offset: bool = False,
-) -> tuple[torch.Tensor, ...]:
-    return _embedding_bag(
-        weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, None
-    )
 
 
 @composite(aten.kron.default)

@@ -60,7 +60,7 @@ def cond(
     ]
     first, second = branches
     if (first.spec, first.tensors, first.types) != (second.spec, second.tensors, second.types):
-        raise _differ("true_fn and false_fn of cond give different results", first, second)
+        raise _branches_differ(first, second)
     return restored(first, _Cond(recording, branches, predicate).run())
 
 
@@ -80,9 +80,9 @@ def _predicate(recording: Recording, pred: torch.Tensor) -> Value:
     return snapshot(recording, values_of(recording, [truth])[0])
 
 
-def _differ(message: str, first: TracedRegion, second: TracedRegion) -> ProgramError:
+def _branches_differ(first: TracedRegion, second: TracedRegion) -> ProgramError:
     return ProgramError(
-        message,
+        "true_fn and false_fn of cond give different results",
         hint="\n".join(f"{each.region.inside} gives {shown(each.types)}" for each in (first, second))
         + "\nShapes, dtypes and structure have to be the same: cast or expand one of them.",
         source=user_source(),

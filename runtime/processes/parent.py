@@ -293,12 +293,12 @@ def registered_ops() -> int:
 def can_fork() -> bool:
     """Not with CUDA's driver loaded (`torch.cuda.is_available()` does so), whose state does not survive a fork, nor
     with Ray, which aborts or stops the child."""
-    return hasattr(os, "fork") and not _is_mapped("libcuda.so") and "ray._raylet" not in sys.modules
+    return hasattr(os, "fork") and not _has_cuda_driver() and "ray._raylet" not in sys.modules
 
 
-def _is_mapped(library: str) -> bool:
+def _has_cuda_driver() -> bool:
     try:
-        return f"/{library}" in Path("/proc/self/maps").read_text()
+        return "/libcuda.so" in Path("/proc/self/maps").read_text()
     except OSError:
         return torch.cuda.is_initialized()
 
