@@ -188,75 +188,19 @@ def module_to_mesh(
     if isinstance(layouts, str):
         layouts = _preset(layouts, module, mesh)
     names = _names(module)
-    chosen: dict[str, LayoutLike | None] = {}
-    several: dict[str, tuple[str, list[int]]] = {}
     if layouts is None:
-        for name, tensor in names.items():
-            chosen[name] = _fully_sharded(tensor, mesh) if isinstance(tensor, nn.Parameter) else None
+        chosen = {
+            name: ("", _fully_sharded(tensor, mesh))
+            for name, tensor in names.items()
+            if isinstance(tensor, nn.Parameter) and not isinstance(tensor, DistributedTensor)
+        }
+        bound = set[int]()
     else:
-        for pattern, layout in layouts.items():
-            matching = _matching(pattern, names)
-            if not matching:
-                close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names)[:3]
-                raise LayoutError(
-                    f"no parameter or buffer matches '{pattern}'",
-                    hint=f"did you mean {' or '.join(repr(name) for name in close)}? "
-                    f"{type(module).__name__} has {len(names)} parameters and buffers.",
-                    source=source,
-                )
-            ranks = sorted({names[name].ndim for name in matching})
-            for name in matching:
-                chosen[name] = _of_rank(layout, names[name], name)
-                if len(ranks) > 1:
-                    several[name] = pattern, ranks
+        chosen = _chosen(layouts, module, names, source)
+        bound = {id(names[name]) for name in chosen}
     unmade = unmade_parts(module)
+    types = _types(names, chosen, mesh, source)
     placed: dict[int, DistributedTensor] = {}
-    types: dict[int, tuple[str, TensorType]] = {}
-    bound = set[int]() if layouts is None else {id(names[name]) for name in chosen}
-    for name, tensor in names.items():
-        if isinstance(tensor, DistributedTensor):
-            if layouts is not None and (said := chosen.get(name)) is not None and tensor.mesh is mesh:
-                type_ = TensorType(tensor.dtype, tuple(tensor.shape))
-                _check_as_it_is(tensor, name, type_.with_layout(as_layout(said, type_, mesh.spec, f"'{name}'", source)))
-            continue
-        if tensor.grad_fn is not None:
-            raise ProgramError(
-                f"'{name}' has a history in autograd, which a module on a mesh would lose",
-                hint="compute it in forward(), or keep it without history: register_buffer(name, x.detach()).",
-                source=source,
-            )
-        if nn.Parameter in type(tensor).__mro__[1:] and not is_lazy(tensor):
-            raise ProgramError(
-                f"'{name}' is a {type(tensor).__name__}, and on a mesh it would be none",
-                hint=f"make it an nn.Parameter: attributes that it has (module.{name}.tag = ...) are kept.",
-                source=source,
-            )
-        type_ = TensorType(tensor.dtype, tuple(tensor.shape))
-        layout_ = chosen.get(name)
-        if layout_ is not None:
-            try:
-                type_ = type_.with_layout(as_layout(layout_, type_, mesh.spec, f"'{name}'", source))
-            except LayoutError as error:
-                if name not in several or not error.message.endswith(f"has {tensor.ndim}"):
-                    raise
-                pattern, ranks = several[name]
-                raise LayoutError(
-                    error.message,
-                    hint=f"'{pattern}' names tensors of {' and '.join(map(str, ranks))} dims; each rank may have its "
-                    f"layout: {{'{pattern}': {{{', '.join(f'{rank}: ...' for rank in ranks)}}}}}.",
-                    source=source,
-                ) from None
-        known = types.get(id(tensor))
-        if known is not None and known[1] != type_:
-            if layout_ is None:
-                continue
-            if chosen.get(known[0]) is not None:
-                raise LayoutError(
-                    f"'{known[0]}' and '{name}' are one tied parameter, and are given two layouts",
-                    hint=f"{known[1]} and {type_}: give one of them.",
-                    source=source,
-                )
-        types[id(tensor)] = (name, type_)
     there = [tensor.mesh for tensor in names.values() if isinstance(tensor, DistributedTensor)]
     if there and not types and all(other._root is not mesh._root for other in there):
         raise LayoutError(
@@ -283,6 +227,100 @@ def module_to_mesh(
     if not mesh.is_abstract:
         give_values(module, unmade, mesh)
     return module
+
+
+Chosen = Mapping[str, tuple[str, LayoutLike | None]]
+"""For the names of tensors: the pattern that counts, and the layout that it gives."""
+
+
+def _chosen(
+    layouts: Mapping[str, LayoutLike | Mapping[int, LayoutLike] | None],
+    module: nn.Module,
+    names: Mapping[str, torch.Tensor],
+    source: Source | None,
+) -> Chosen:
+    """The layouts that patterns give. Raises LayoutError for a pattern that matches no name."""
+    chosen: dict[str, tuple[str, LayoutLike | None]] = {}
+    for pattern, layout in layouts.items():
+        matching = _matching(pattern, names)
+        if not matching:
+            close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names)[:3]
+            raise LayoutError(
+                f"no parameter or buffer matches '{pattern}'",
+                hint=f"did you mean {' or '.join(repr(name) for name in close)}? "
+                f"{type(module).__name__} has {len(names)} parameters and buffers.",
+                source=source,
+            )
+        for name in matching:
+            chosen[name] = pattern, _of_rank(layout, names[name], name)
+    return chosen
+
+
+def _types(
+    names: Mapping[str, torch.Tensor], chosen: Chosen, mesh: Mesh, source: Source | None
+) -> dict[int, tuple[str, TensorType]]:
+    """For each plain tensor, by its id, its first name and its type on the mesh. Raises LayoutError where layouts do
+    not fit, and ProgramError for a tensor that cannot be moved."""
+    types: dict[int, tuple[str, TensorType]] = {}
+    for name, tensor in names.items():
+        layout = chosen[name][1] if name in chosen else None
+        if isinstance(tensor, DistributedTensor):
+            if layout is not None and tensor.mesh is mesh:
+                _check_as_it_is(tensor, name, _type(name, names, chosen, mesh, source))
+            continue
+        _check_movable(name, tensor, source)
+        type_ = _type(name, names, chosen, mesh, source)
+        first, known = types.get(id(tensor), (name, type_))
+        if known != type_:
+            if layout is None:
+                continue
+            if first in chosen and chosen[first][1] is not None:
+                raise LayoutError(
+                    f"'{first}' and '{name}' are one tied parameter, and are given two layouts",
+                    hint=f"{known} and {type_}: give one of them.",
+                    source=source,
+                )
+        types[id(tensor)] = (name, type_)
+    return types
+
+
+def _type(
+    name: str, names: Mapping[str, torch.Tensor], chosen: Chosen, mesh: Mesh, source: Source | None
+) -> TensorType:
+    """The type of one of these tensors in its chosen layout, or replicated."""
+    tensor = names[name]
+    type_ = TensorType(tensor.dtype, tuple(tensor.shape))
+    pattern, layout = chosen.get(name, ("", None))
+    if layout is None:
+        return type_
+    try:
+        return type_.with_layout(as_layout(layout, type_, mesh.spec, f"'{name}'", source))
+    except LayoutError as error:
+        ranks = sorted({names[each].ndim for each in _matching(pattern, names)})
+        if len(ranks) < 2 or not error.message.endswith(f"has {tensor.ndim}"):
+            raise
+        raise LayoutError(
+            error.message,
+            hint=f"'{pattern}' names tensors of {' and '.join(map(str, ranks))} dims; each rank may have its "
+            f"layout: {{'{pattern}': {{{', '.join(f'{rank}: ...' for rank in ranks)}}}}}.",
+            source=source,
+        ) from None
+
+
+def _check_movable(name: str, tensor: torch.Tensor, source: Source | None) -> None:
+    """Raise ProgramError for a tensor that would lose its history, or its class, on a mesh."""
+    if tensor.grad_fn is not None:
+        raise ProgramError(
+            f"'{name}' has a history in autograd, which a module on a mesh would lose",
+            hint="compute it in forward(), or keep it without history: register_buffer(name, x.detach()).",
+            source=source,
+        )
+    if nn.Parameter in type(tensor).__mro__[1:] and not is_lazy(tensor):
+        raise ProgramError(
+            f"'{name}' is a {type(tensor).__name__}, and on a mesh it would be none",
+            hint=f"make it an nn.Parameter: attributes that it has (module.{name}.tag = ...) are kept.",
+            source=source,
+        )
 
 
 def _check_as_it_is(tensor: DistributedTensor, name: str, said: TensorType) -> None:
