@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -190,58 +190,71 @@ _MOST_TRACED = 1024
 
 def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
     """Replace one composite op by the ops that it consists of; `unpadded` for operands without their padding."""
+    operands = [leaf for leaf in pytree.tree_leaves((args_of(node), node.kwargs)) if isinstance(leaf, fx.Node)]
+    types = [tensor_type(each).unpadded if unpadded else tensor_type(each) for each in operands]
+    traced, symbols = _traced(node, types)
+    values: dict[fx.Node, Any] = {}
+    inputs = iter(operands)
+    with graph.fx.inserting_before(node):
+        for inner in traced.graph.nodes:
+            if inner.op == "placeholder":
+                values[inner] = next(inputs)
+            elif inner.op == "get_attr":
+                values[inner] = _constant(graph, getattr(traced, inner.target))
+            elif inner.op == "call_function":
+                if isinstance(made := inner.meta.get("val"), torch.SymInt):
+                    values[inner] = symbols.size(made)
+                elif isinstance(made, torch.SymFloat):
+                    values[inner] = _number(graph, symbols, made, types[0].dtype)
+                else:
+                    values[inner] = _copy(graph, inner, values, node, symbols)
+    _replace(graph, node, fx.node.map_arg(args_of(traced.graph.output_node())[0], lambda n: values[n]))
+
+
+def _traced(node: fx.Node, types: Sequence[TensorType]) -> tuple[fx.GraphModule, Any]:
+    """The ops that a composite op consists of for operands of these types, and the symbols of their named sizes (None
+    where they have none). Composites that are alike are traced once."""
     leaves, spec = pytree.tree_flatten((args_of(node), node.kwargs))
-    at = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
     decomposition = composites()[node.target]
 
     def call(*tensors: torch.Tensor) -> Any:
-        filled = list(leaves)
-        for i, tensor in zip(at, tensors, strict=True):
-            filled[i] = tensor
+        given = iter(tensors)
+        filled = [next(given) if isinstance(leaf, fx.Node) else leaf for leaf in leaves]
         args, kwargs = pytree.tree_unflatten(filled, spec)
         result = decomposition(*args, **kwargs)
         return result if isinstance(result, torch.Tensor) else list(result)  # plain, where it is a named tuple
 
-    types: list[TensorType] = [leaves[i].meta["type"] for i in at]
-    shapes = [(t.unpadded if unpadded else t).shape for t in types]
+    def trace(mode: Literal["fake", "symbolic"]) -> fx.GraphModule:
+        traced: fx.GraphModule = make_fx(call, decomposition_table=composites(), tracing_mode=mode)(*fakes)
+        traced.graph.eliminate_dead_code()
+        return traced
+
+    shapes = [each.shape for each in types]
     scope = next((found for shape in shapes for size in shape if (found := scope_of(size)) is not None), None)
-    symbols: Any = None if scope is None else load("monarch.compiler.symbolic:symbols_of")(scope)
-    with FakeTensorMode(shape_env=None if symbols is None else symbols.environment):
-        if symbols is not None:
+    if scope is not None:
+        symbols = load("monarch.compiler.symbolic:symbols_of")(scope)
+        with FakeTensorMode(shape_env=symbols.environment):
             shapes = [symbols.torch_shape(shape) for shape in shapes]
             leaves = [symbols.torch_sizes(leaf) for leaf in leaves]
-        fakes = [torch.empty(shape, dtype=t.dtype) for shape, t in zip(shapes, types, strict=True)]
-    mode: Literal["fake", "symbolic"] = "fake" if symbols is None else "symbolic"
-    # Composites that are alike are traced once. 0.0 and -0.0 are equal, and so are 1 and True: keys hold texts.
+            fakes = [torch.empty(shape, dtype=t.dtype) for shape, t in zip(shapes, types, strict=True)]
+        traced = trace("symbolic")
+        symbols.close()
+        return traced, symbols
+    # 0.0 and -0.0 are equal, and so are 1 and True: keys hold texts.
     plain = tuple("" if isinstance(leaf, fx.Node) else repr(leaf) for leaf in leaves)
     operands = tuple((tuple(shape), t.dtype) for shape, t in zip(shapes, types, strict=True))
-    key = None if symbols is not None else (node.target, plain, repr(spec), operands, torch.get_default_dtype())
-    traced = TRACED.get(key)
-    if traced is None:
-        traced = make_fx(call, decomposition_table=composites(), tracing_mode=mode)(*fakes)
-        traced.graph.eliminate_dead_code()
-        if symbols is not None:
-            symbols.close()
-        if key is not None:
-            if len(TRACED) >= _MOST_TRACED:
-                TRACED.clear()
-            TRACED[key] = traced
-    env: dict[fx.Node, Any] = {}
-    inputs = iter(leaves[i] for i in at)
-    with graph.fx.inserting_before(node):
-        for inner in traced.graph.nodes:
-            if inner.op == "placeholder":
-                env[inner] = next(inputs)
-            elif inner.op == "get_attr":
-                env[inner] = _constant(graph, getattr(traced, inner.target))
-            elif inner.op == "call_function":
-                if isinstance(made := inner.meta.get("val"), torch.SymInt):
-                    env[inner] = symbols.size(made)
-                elif isinstance(made, torch.SymFloat):
-                    env[inner] = _number(graph, symbols, made, types[0].dtype)
-                else:
-                    env[inner] = _copy(graph, inner, env, node, symbols)
-    results: Any = fx.node.map_arg(args_of(traced.graph.output_node())[0], lambda n: env[n])
+    key = node.target, plain, repr(spec), operands, torch.get_default_dtype()
+    if key not in TRACED:
+        with FakeTensorMode():
+            fakes = [torch.empty(shape, dtype=t.dtype) for shape, t in zip(shapes, types, strict=True)]
+        if len(TRACED) >= _MOST_TRACED:
+            TRACED.clear()
+        TRACED[key] = trace("fake")
+    return TRACED[key], None
+
+
+def _replace(graph: Graph, node: fx.Node, results: Any) -> None:
+    """Put what a composite op's ops give in the place of its result, or of its results."""
     if isinstance(node.meta["type"], TensorType):
         results.meta["type"] = node.meta["type"]  # which says what of it is padding
         node.replace_all_uses_with(results)
@@ -249,10 +262,7 @@ def inline(graph: Graph, node: fx.Node, *, unpadded: bool = False) -> None:
         for user in list(node.users):
             assert user.target is operator.getitem
             result = results[args_of(user)[1]]
-            if (
-                result.target is torch.ops.aten._to_copy.default
-                and tensor_type(result).dtype != tensor_type(user).dtype
-            ):
+            if result.target is aten._to_copy.default and tensor_type(result).dtype != tensor_type(user).dtype:
                 result = args_of(result)[0]  # a norm's statistics, which only kernels for CPUs make halves
             result.meta["type"] = user.meta["type"]
             user.replace_all_uses_with(result)
