@@ -30,7 +30,7 @@ class Future(Generic[T]):
 
     @classmethod
     def pending(cls) -> Self:
-        """One without an answer, for whoever is to resolve it."""
+        """One without an answer, for a caller that resolves it later."""
         future = object.__new__(cls)
         future._begin()
         return future
@@ -46,9 +46,9 @@ class Future(Generic[T]):
     # -- resolving: once ----------------------------------------------------------------------------------------------
 
     def resolve(self, decode: Callable[[], T]) -> None:
-        """The answer is there: `decode` gives it, or raises it. Only the first answer counts.
+        """Set the answer: `decode` gives it, or raises it. Only the first answer counts.
 
-        It runs once, in the thread that first looks, so that who receives messages need not decode them.
+        It runs once, in the thread that first looks, so that the thread that receives messages need not decode them.
         """
         with self._lock:
             if self._done:
@@ -68,7 +68,7 @@ class Future(Generic[T]):
         self.resolve(decode)
 
     def when_done(self, callback: Callable[[], object]) -> None:
-        """Call it once the answer is there, in whatever thread that happens, or now; it may not block or raise."""
+        """Call it once the future has an answer, in whatever thread that happens, or now; it may not block or raise."""
         with self._lock:
             if not self._done:
                 self._callbacks.append(callback)
@@ -82,7 +82,7 @@ class Future(Generic[T]):
         return self._done
 
     def get(self, timeout: float | None = None) -> T:
-        """Wait for the value, at most `timeout` seconds: TimeoutError then. Raises what the answer raises.
+        """Wait for the value, at most `timeout` seconds: TimeoutError then. Raises the answer's error.
 
         A timeout that is no finite number from 0 is a ValueError.
         """
@@ -129,7 +129,7 @@ class Future(Generic[T]):
                         self._error = error
                     self._decode = None  # but not after Ctrl-C, which is no answer
         if self._error is not None:
-            # Raised as often as looked at: without the frames of those who looked before.
+            # Raised as often as looked at: without the frames of former looks.
             raise self._error.with_traceback(None)
         return self._value
 

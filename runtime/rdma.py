@@ -53,7 +53,7 @@ Value = TypeVar("Value")
 
 @dataclass
 class _Process:
-    """What this process has of endpoints and links, for all buffers together."""
+    """This process's endpoints and links, for all buffers together."""
 
     endpoint: Endpoint
     secret: bytes
@@ -99,8 +99,8 @@ def is_ibverbs_available() -> bool:
 
 
 def get_rdma_backend() -> Literal["ibverbs", "tcp"]:
-    """What carries buffers between hosts: "ibverbs" where `is_ibverbs_available()`, else "tcp". Processes on one host
-    share memory either way; `RDMABuffer.backend` says what one buffer's bytes take."""
+    """The transport of buffers between hosts: "ibverbs" where `is_ibverbs_available()`, else "tcp". Processes on one
+    host share memory either way; `RDMABuffer.backend` is the transport of one buffer's bytes."""
     return "ibverbs" if is_ibverbs_available() else "tcp"
 
 
@@ -135,12 +135,12 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-# -- what is under way -------------------------------------------------------------------------------------------------
+# -- transfers under way ----------------------------------------------------------------------------------------------
 
 
 class Transfer(Future[Value]):
-    """A `Future` that waits no longer than the seconds that the transfer was given, from its start. One that has taken
-    longer may still be under way: its memory should not be used for anything else before `done()`."""
+    """A `Future` that waits no longer than the transfer's timeout in seconds, from its start. One that has taken longer
+    may still be under way: its memory should not be used for anything else before `done()`."""
 
     __slots__ = ("_deadline", "_patience")
 
@@ -150,7 +150,7 @@ class Transfer(Future[Value]):
         self._deadline = None if timeout is None else time.monotonic() + timeout
 
     def get(self, timeout: float | None = None) -> Value:
-        """Wait for the end, at most `timeout` seconds where that is given: TimeoutError then."""
+        """Wait for the end, at most `timeout` seconds if there is one: TimeoutError then."""
         if timeout is None and self._deadline is not None:
             timeout = max(0.0, self._deadline - time.monotonic())
         try:
@@ -165,7 +165,7 @@ class Transfer(Future[Value]):
 
     async def _awaited(self) -> Value:
         if self.done():
-            await asyncio.sleep(0)  # who waits for one after the other lets others run all the same
+            await asyncio.sleep(0)  # a thread that waits for one after the other lets others run all the same
             return self.get()
         left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
         try:
@@ -239,7 +239,7 @@ class RDMABuffer:
     The memory stays registered, and alive, until `drop()`; a buffer that was never pickled, until it is collected, too.
     Its bytes are used as they are at the moment: nothing orders a transfer with what its owner does meanwhile.
     A tensor's memory must stay where it is until then: `share_memory_()`, queues of `torch.multiprocessing` and
-    `resize_` move it, and what others write goes to where it was. Call `share_memory_()` before the buffer is made.
+    `resize_` move it, and others' writes go to its former place. Call `share_memory_()` before the buffer is made.
     """
 
     __slots__ = ("__weakref__", "_address", "_region", "_registration", "_secret")
@@ -268,7 +268,7 @@ class RDMABuffer:
     def _is_here(self) -> bool:
         return _here().endpoint.address.process == self._address.process
 
-    # -- what it is ------------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------------------------
 
     def size(self) -> int:
         """Bytes."""
@@ -393,7 +393,7 @@ class RDMABuffer:
 
 
 def _checked(memory: Memory, writable: bool) -> None:
-    """Raise MonarchError for what no transport can move. Memory of devices is the transports' to look at."""
+    """Raise MonarchError for memory that no transport can move. Transports check memory of devices themselves."""
     if buffers.device_of(memory) == "cpu":
         buffers.view_of(memory, writable)
 
@@ -477,8 +477,8 @@ class RDMAAction:
 
     def submit(self, *, timeout: float | None = 3) -> Transfer[list[int | None]]:
         """Begin them all. The future gives a list: the old word of each atomic, None for the others, in the order in
-        which they were added; it raises what the first that fails raises, once all have ended. `timeout` is in
-        seconds, for all of them; None: without end."""
+        which they were added; it raises the first error, once all have ended. `timeout` is in seconds, for all of them;
+        None: without end."""
         starts = list(self._starts)
         transfer: Transfer[list[int | None]] = Transfer(timeout)
         left = len(starts)

@@ -1,1 +1,1 @@
-"""Faults, injected on purpose: what `monarch.testing.chaos` gives users. Nothing else imports this folder."""
+"""Faults, injected on purpose: the code of `monarch.testing.chaos`. Nothing else imports this folder."""

@@ -17,7 +17,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 OWN = ("/monarch/language/", "/monarch/runtime/controller/", "/monarch/runtime/shared/", "/monarch/runtime/processes/")
-"""What a path has in it whose code counts as the controller's: what traces, calls and heals, and not the compiler."""
+"""Parts of the paths whose code counts as the controller's: the code that traces, calls and heals, and not the
+compiler."""
 
 _HANDLERS_RUN_BEHIND = frozenset(
     code for name, code in dis.opmap.items() if name == "RESUME" or name.startswith("CALL") or "JUMP_BACKWARD" in name
@@ -25,8 +26,8 @@ _HANDLERS_RUN_BEHIND = frozenset(
 
 
 def _caught_at(frame: FrameType, offset: int) -> int | None:
-    """Where an error of this bytecode is handled. What a handler raises comes from the bytecode behind which it runs:
-    where the next one is in no such block, `with lock: return f()` would keep the lock."""
+    """The handlers of this bytecode's errors. A handler's own error comes from the bytecode behind which it runs: where
+    the next one is in no such block, `with lock: return f()` would keep the lock."""
     for entry in _handled(frame.f_code):
         if entry.start <= offset < entry.end:
             return int(entry.target)
@@ -48,7 +49,7 @@ class Points:
 
 
 def ctrl_c() -> None:
-    """What Ctrl-C does by default: raises KeyboardInterrupt."""
+    """The default effect of Ctrl-C: raises KeyboardInterrupt."""
     raise KeyboardInterrupt
 
 
@@ -63,8 +64,8 @@ def interrupt(at: int, act: Callable[[], object] = ctrl_c, within: Sequence[str]
             with suppress(KeyboardInterrupt), chaos.interrupt(at):
                 train_step(x).item()
 
-    Finalizers do not count: what they raise Python does not raise anywhere. The block runs a hundred times slower, and
-    what debuggers and coverage set with `sys.settrace` is out of force in it.
+    Finalizers do not count: Python drops their errors. The block runs a hundred times slower, and what debuggers and
+    coverage set with `sys.settrace` is out of force in it.
     """
     points, codes = Points(), dict[CodeType, bytes | None]()
 

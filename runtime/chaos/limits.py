@@ -1,4 +1,4 @@
-"""Limits on what the controller itself can have."""
+"""Limits on the controller's own resources."""
 
 from __future__ import annotations
 

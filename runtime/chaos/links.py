@@ -1,4 +1,4 @@
-"""A link that does as it is told: between a controller and a host, or whatever else speaks TCP."""
+"""A link with faults on demand: between a controller and a host, or any two processes that speak TCP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LINGER = struct.pack("ii", 1, 0)
 
 
 class Link:
-    """Passes on what is sent between those who connect to `address` and the one at `to` ("10.0.0.1:4242").
+    """Passes bytes on between processes that connect to `address` and the one at `to` ("10.0.0.1:4242").
 
         with chaos.Link("10.0.0.1:4242") as link:
             hosts = monarch.hosts(link.address, ...)
@@ -49,25 +49,25 @@ class Link:
                 end.shutdown(socket.SHUT_RDWR)
 
     def forget(self) -> None:
-        """Nothing comes through the connections that there are any more, and nobody is told. New ones can be made."""
+        """No bytes come through the open connections any more, without an error. New ones can be made."""
         with self._lock:
             self._forgotten |= set(self._ends)
             self._ends = []
 
     def hold(self) -> None:
-        """Nothing comes through any more, and nobody is told, until `let_go`: then all of it comes."""
+        """No bytes come through any more, without an error, until `let_go`: then all of them come."""
         self._flows.clear()
 
     def let_go(self) -> None:
-        """What was held comes through."""
+        """The delayed bytes come through."""
         self._flows.set()
 
     def drop(self) -> None:
-        """What is sent next, either way, is lost."""
+        """The next bytes, either way, are lost."""
         self.spoil = lambda data: b""
 
     def corrupt(self) -> None:
-        """Of what is sent next, either way, one bit in the middle is turned."""
+        """Of the next bytes, either way, one bit in the middle is turned."""
         self.spoil = lambda data: (
             data[: len(data) // 2] + bytes([data[len(data) // 2] ^ 1]) + data[len(data) // 2 + 1 :]
         )

@@ -1,5 +1,5 @@
-"""What workers can be made to suffer. Each is a command to one worker, which has its place in the order of the mesh's
-commands, so that a test that calls for it there finds it there in every run."""
+"""Faults of workers. Each is a command to one worker, with its place in the order of the mesh's commands, so that it
+comes at the same place in every run of a test."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fail(mesh: OnWorkers, worker: int, instruction: int = 0) -> None:
 
 def nan(mesh: OnWorkers, worker: int, instruction: int = 0) -> None:
     """In its next step a worker's first floating-point result, from this instruction on, gets a NaN as its first
-    element, as of a broken processor: nobody is told."""
+    element, as of a broken processor, without an error."""
     _inject(mesh, worker, Kind.NAN, instruction)
 
 
@@ -79,7 +79,7 @@ def delay(mesh: OnWorkers, worker: int, seconds: float) -> None:
 
 
 def flip(mesh: OnWorkers, worker: int, tensor: Valued, bit: int = 0) -> None:
-    """Flip a bit of what a worker holds of a distributed tensor, as broken memory does: nobody is told. Bits are
+    """Flip a bit of a worker's block of a distributed tensor, as broken memory does, without an error. Bits are
     numbered from the first element's lowest. MonarchError for a tensor that is not on the mesh."""
     on, (handle, _) = _executor(mesh, worker), tensor._value()
     if not isinstance(handle, RemoteTensor) or handle.owner is not on:

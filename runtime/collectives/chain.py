@@ -1,4 +1,5 @@
-"""Reductions over several hosts as a chain: sums go from host to host, and from the last one to those who want them.
+"""Reductions over several hosts as a chain: sums go from host to host, and from the last one to the workers that want
+them.
 
 Each worker has a share of what is reduced, as long as those of the group's other workers on its host. On the first host
 it adds up what they hold of the share, in the group's order; on the next host the worker with the same share goes on
@@ -31,7 +32,7 @@ _CHUNKS = 8  # where there is enough for them
 
 
 class Results:
-    """Where a worker puts what it wants of the results: all of them, or its own of equal blocks, one a worker."""
+    """The places of a worker's results: all of them, or its own of equal blocks, one a worker."""
 
     def __init__(self, group: Group, target: Flat, block: int | None = None) -> None:
         self._group = group

@@ -67,7 +67,7 @@ class Collectives:
         return Collectives(self.at, mesh, ranks, self._network, joint, committing)
 
     def transfers(self, plan: Plan, part: int, ranks: Sequence[Sequence[int]]) -> Transfers:
-        """What a part of a plan sends, and receives. `ranks` are the workers of each part."""
+        """The transfers that a part of a plan sends and receives. `ranks` are the workers of each part."""
         return Transfers(self.at, plan, part, ranks)
 
     def group(self, mesh_dims: Sequence[str]) -> Group:
@@ -88,7 +88,7 @@ class Collectives:
         self.at.look(self.ranks if self.joint is None else self.joint)
 
     def by(self, backend: str) -> Collectives | ProcessGroups | Streamed:
-        """What has the collectives of plans that choose `backend`. Raises MonarchError where that cannot be used."""
+        """The collectives of plans that choose `backend`. Raises MonarchError where this worker cannot use it."""
         if backend == "monarch":
             return self
         if backend not in self._backends:

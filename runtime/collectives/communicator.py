@@ -1,10 +1,10 @@
 """A worker's place in a process group whose works are asynchronous: NCCL's, on a stream of its own.
 
-A work is started, and later the stream that computes is told to wait for it; this process waits for the device only
-before it commits, and at a step's end. In between nobody looks whether peers still come, and a kernel of NCCL's waits
-for them for ever. So a thread does, twice a second while a step has works: where a peer has failed, or the mesh is
-lost, it aborts the communicators, which ends those kernels and with them every wait for the device. What they have left
-in memory is nobody's: the step fails, with the error that the peer has told, before it commits.
+A work is started, and later the stream that computes waits for it; this process waits for the device only before it
+commits, and at a step's end. In between this process does not look whether peers still come, and a kernel of NCCL's
+waits for them for ever. So a thread looks, twice a second while a step has works: where a peer has failed, or the mesh
+is lost, it aborts the communicators, which ends those kernels and with them every wait for the device. What they have
+left in memory is nobody's: the step fails, with the error that the peer has told, before it commits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 class Communicator(Membership):
     """This worker's place in the group of the workers along some mesh dims."""
 
-    joining = 4  # who has which GPU, and what the library says
+    joining = 4  # which worker has which GPU, and the library's version
 
     def __init__(self, collectives: Collectives, mesh_dims: Sequence[str], library: Library, watch: Watch) -> None:
         super().__init__(collectives, mesh_dims)
@@ -63,7 +63,7 @@ class Communicator(Membership):
             raise self.explained(error) from error
 
     def finish(self) -> None:
-        """Wait until all works of the step are over. Raises what has ended them before their time."""
+        """Wait until all works of the step are over. Raises the error that has ended them before their time."""
         work, self._last = self._last, None
         if work is None:
             return
@@ -78,7 +78,7 @@ class Communicator(Membership):
     # -- making and leaving ----------------------------------------------------------------------------------------
 
     def end(self, why: Aborted) -> None:
-        """What the watch does, in its thread. The worker leaves the group when it next comes to it."""
+        """One look of the watch, in its thread. The worker leaves the group when it next comes to it."""
         with self._ending:
             if self.backend is not None:
                 self._ended = why

@@ -1,4 +1,4 @@
-"""Which algorithm takes least time: a model of what messages and bytes cost between hosts.
+"""Which algorithm takes least time: a model of the cost of messages and bytes between hosts.
 
 Times are those of a worker's messages, one after the other, and of the bytes that a host's workers send together over
 its one connection to the network. The choice depends on sizes and places only, and never on a measurement made while a

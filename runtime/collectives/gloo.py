@@ -1,6 +1,6 @@
-"""A worker's place in a process group of Gloo's, and how bytes are moved in it.
+"""A worker's place in a process group of Gloo's, and moving bytes in it.
 
-Gloo listens, and takes whoever comes first: `listening` says how it is known who is connected.
+Gloo listens, and takes the first that connects: `listening` checks which processes are connected.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ATTEMPTS = 8
 class GlooMembership(Membership):
     """This worker's place in the process group of the workers along some mesh dims."""
 
-    joining = 4  # who listens where, and who is connected
+    joining = 4  # which worker listens where, and which are connected
 
     def __init__(self, collectives: Collectives, mesh_dims: Sequence[str], address: str) -> None:
         super().__init__(collectives, mesh_dims)
@@ -49,7 +49,7 @@ class GlooMembership(Membership):
         return rows
 
     def exchange(self, given: torch.Tensor, lengths: list[int], took: torch.Tensor, from_each: list[int]) -> None:
-        """Send each worker so many bytes of what is given, in order, and take so many from each."""
+        """Send each worker so many bytes of `given`, in order, and take so many from each."""
         options = AllToAllOptions()
         options.timeout = _FOR_EVER
         self._run(lambda gloo: gloo.alltoall_base(_bytes(took), _bytes(given), from_each, lengths, options), None)

@@ -1,11 +1,11 @@
-"""Connections that somebody else's code makes, and who is at their other ends.
+"""Connections that a library makes, and the processes at their other ends.
 
-Gloo listens on a port and takes whoever comes first for the worker that it waits for. So its workers look at what it
-has made before they send anything: a connection is good if its two addresses, the other way round, are those of a
+Gloo listens on a port and takes the first that connects for the worker that it waits for. So its workers look at its
+connections before they send anything: a connection is good if its two addresses, the other way round, are those of a
 connection of the worker that it is to. They tell each other over the mesh's own memory, or over the authenticated links
 between hosts. On one machine, only the two processes that hold its ends have a connection with these two addresses, so
-nobody can pass for a worker; between machines that is as true as nobody else is on the network, and elsewhere
-no process group is made. Once all connections are there, the listener hears nobody any more.
+nobody can pass for a worker; between machines that is as true as nobody else is on the network, and elsewhere no
+process group is made. Once all connections are there, the listener hears nobody any more.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Network:
-    """What this host's workers have between them and those of other hosts: `bind` is its address there, `advertise`
-    the one by which others reach it, if that is another; `tls` whether what goes there has to be encrypted."""
+    """The network between this host's workers and those of other hosts: `bind` is its address there, `advertise` the
+    one by which others reach it, if that is another; `tls` whether its traffic has to be encrypted."""
 
     bind: str
     advertise: str | None
@@ -113,8 +113,8 @@ def ends_of(connection: socket.socket) -> Ends | None:
 
 
 def stranger_among(told: Sequence[Sequence[Ends]]) -> str | None:
-    """What is wrong with the connections that each of a group's workers has, if anything: between any two of them there
-    has to be one, and no other."""
+    """What is wrong with the connections of a group's workers, if anything: between any two of them there has to be
+    one, and no other."""
     holders = {ends: worker for worker, held in enumerate(told) for ends in held}
     between: dict[frozenset[int], int] = {}
     for worker, held in enumerate(told):
@@ -141,7 +141,7 @@ def hear_nobody(listener: socket.socket) -> None:
 
 
 def cut(connection: socket.socket) -> None:
-    """End a connection for all that hold it: whoever waits for it, at either end, wakes up."""
+    """End a connection in all processes that have it: threads that wait for it, at either end, wake up."""
     try:
         connection.shutdown(socket.SHUT_RDWR)
     except OSError:  # the other end was quicker

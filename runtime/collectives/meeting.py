@@ -87,7 +87,8 @@ class Meetings:
         self._slots: list[tuple[tuple[int, ...], int]] = [((), 0)] * SLOTS
         self.sending = Sending(window, rank, mirror)
         self.verdict: Callable[[int], bool] = lambda step: False
-        """Waits to be told whether other workers have passed the commit of a step, where a worker died meanwhile."""
+        """Waits for the answer whether other workers have passed the commit of a step, where a worker died
+        meanwhile."""
         self.leaving: list[Callable[[int], None]] = []
         """Each ends what else peers may wait in for this worker, which has said that it fails a step."""
 
@@ -245,8 +246,8 @@ class Meetings:
             raise Stopped(self.rank)
 
     def look(self, ranks: Iterable[int]) -> None:
-        """Raises Aborted where one of these workers has failed this step, or any has died: what computes for long
-        without a collective asks."""
+        """Raises Aborted where one of these workers has failed this step, or any has died: for ops that compute long
+        without a collective."""
         words = self.signals.words
         if words[signals.DEAD]:
             raise Aborted(words[signals.DEAD] - 1, died=True)
@@ -306,7 +307,7 @@ class Meetings:
         try:
             wait(rank, event, group)
         except Aborted:
-            self._at = self.signals.words[LINE * (1 + self.rank)]  # what was said stands
+            self._at = self.signals.words[LINE * (1 + self.rank)]  # the former answer stands
             raise
 
     def came(self, sources: Sequence[int], hosts: Sequence[int] = ()) -> None:
@@ -317,8 +318,8 @@ class Meetings:
             self._await(self.signals.wait_for_peer, rank, arrive, (rank,))
 
     def read(self, readers: Sequence[int], *areas: int, hosts: Sequence[int] = ()) -> None:
-        """Say that this worker has read what it needs of the round, of workers on `hosts` among others; `readers` read
-        `areas` of its own."""
+        """Note that this worker has read all that it needs of the round, of workers on `hosts` among others; `readers`
+        read `areas` of its own."""
         self._at = done = self._at + 2
         self.signals.store(LINE * (1 + self.rank), done)
         if hosts and self.mirror is not None:
@@ -331,8 +332,8 @@ class Meetings:
             self.mirror.announce(self.signals.words[LINE * (1 + self.rank)])
 
     def announcing(self, run: Collective) -> Collective:
-        """A collective that, at its end, tells other hosts how far this worker is: who writes there again need not wait
-        until it says something next."""
+        """A collective that, at its end, sends this worker's progress to other hosts: their workers may write there
+        again at once."""
         if self.mirror is None:
             return run
 
@@ -344,7 +345,7 @@ class Meetings:
         return announced
 
     def share(self, hosts: Sequence[int], offset: int, size: int) -> None:
-        """What was written there is read on those other hosts."""
+        """The workers of those other hosts have read the area."""
         if hosts and size and self.mirror is not None:
             self.mirror.write(hosts, offset, size)
 
@@ -363,7 +364,7 @@ class Meetings:
         self._slots[slot] = readers, event
 
     def took(self, piece: int, senders: Sequence[int], word: int = signals.TOOK) -> None:
-        """This worker has read what it needs of a piece."""
+        """This worker has read its part of a piece."""
         event = self.step << STEP_BITS | piece
         self.signals.store(signals.line_of(self.rank) + word, event)
         if self.mirror is not None and (hosts := self.mirror.hosts_of(senders)):
@@ -375,7 +376,7 @@ class Meetings:
         self._await_word(signals.line_of(rank) + word, self.step << STEP_BITS | piece, everyone, rank)
 
     def reclaim_slot(self, slot: int, everyone: Sequence[int]) -> None:
-        """Wait until nobody reads any more what was last in a slot. Raises as `await_sent` does."""
+        """Wait until no worker reads the former content of a slot any more. Raises as `await_sent` does."""
         readers, event = self._slots[slot]
         for rank in readers:
             self._await_word(signals.line_of(rank) + signals.TOOK, event, everyone, rank)

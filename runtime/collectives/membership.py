@@ -4,8 +4,8 @@ A process group has a number. In each step, before its first use, its workers te
 these differ, for somebody has left in an earlier step, all make a new one. Events have the same number on all workers
 of the mesh, so those that make none count as many rounds.
 
-Libraries that move tensors look at no progress words, so who waits for one looks up now and then whether the others
-still come, and hears of a failed peer or a lost mesh also where no connection breaks, as when a network is cut. For
+Libraries that move tensors look at no progress words, so a worker that waits for one checks now and then whether the
+others still come, and sees a failed peer or a lost mesh also where no connection breaks, as when a network is cut. For
 that they connect on a thread of their own, which is left to itself, until it gives up, where a peer fails meanwhile.
 
 Peers are found through a store, and this one is the mesh's own memory (`rendezvous`): there is none that others could
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from monarch.runtime.collectives.collectives import Collectives
 
 LOOK_SECONDS = 0.5
-"""How often who waits looks up."""
+"""The seconds between two checks of a waiting worker."""
 
 _EXPLAIN_SECONDS = 30.0  # for the cause of a broken connection to be known here, also on a loaded machine
 
@@ -42,7 +42,7 @@ class Membership(ABC):
     """This worker's place in the process group of the workers along some mesh dims."""
 
     joining: int
-    """Rounds that it takes to join: as `_tell_all`, two for each thing that is told."""
+    """Rounds that it takes to join: as `_tell_all`, two for each message."""
 
     def __init__(self, collectives: Collectives, mesh_dims: Sequence[str]) -> None:
         self._at = collectives.at
@@ -86,7 +86,7 @@ class Membership(ABC):
         what: dict[str, Any],
         give_up: Callable[[list[dict[str, Any]]], None],
     ) -> tuple[Any, list[dict[str, Any]]]:
-        """What `connect` gives, which finds its peers through the store; and what each of the group has told of itself,
+        """The result of `connect`, which finds its peers through the store; and the description of each of the group,
         `what` among it. `give_up` is called with the latter where a peer fails meanwhile."""
         made: Future[Any] = Future()
         made.add_done_callback(lambda _: store.asked.set())
@@ -94,7 +94,7 @@ class Membership(ABC):
         def run() -> None:
             try:
                 made.set_result(connect())
-            except BaseException as error:  # whatever it is: who waits for it raises it
+            except BaseException as error:  # any error: the thread that waits for it raises it
                 made.set_exception(error)
 
         threading.Thread(target=run, name="monarch-connect", daemon=True).start()
@@ -117,7 +117,7 @@ class Membership(ABC):
             raise self.explained(error) from error
 
     def _tell_all(self, what: Any) -> list[Any]:
-        """What each of the group says, JSON, over the mesh's own memory."""
+        """The messages of each of the group, JSON, over the mesh's own memory."""
         text = torch.frombuffer(bytearray(json.dumps(what).encode()), dtype=torch.uint8)
         lengths = self._say([torch.tensor([text.numel()])])[0].tolist()
         padded = text.new_zeros(max(lengths))

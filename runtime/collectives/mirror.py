@@ -5,10 +5,9 @@ What a worker writes, its area of the windows and its progress word, is read by 
 on another host it posts the bytes that are read there, and then its progress word, into that host's copy of the memory:
 once a host, not once a peer. It does so over a link to its *counterpart*, the worker with the same place on that host,
 whose endpoint writes what arrives; posts over one link arrive in order, so that the word comes after the bytes. So
-every collective, and how workers wait and give up, is the same whether peers are near or far.
+every collective, every wait and every abort is the same whether peers are near or far.
 
-Of what the control words hold, only the progress of workers elsewhere is mirrored, and as far as somebody waits for
-it.
+Of the control words, only the progress of workers elsewhere is mirrored, and as far as a worker waits for it.
 """
 
 from __future__ import annotations
@@ -41,12 +40,12 @@ class Peer:
 
 
 _Part = tuple[int, int, torch.Tensor | None]
-"""What is to go to a host: from where to where in the memory, and the value that is to be there, or what is here."""
+"""Bytes for a host: their place in the memory here and there, and the value to store, or the one here."""
 
 
 class Mirror:
-    """This worker's way to the other hosts' copies of what it writes. `peers` are its counterparts, by host, and `own`
-    is the memory here as they reach it."""
+    """This worker's way to the other hosts' copies of its areas. `peers` are its counterparts, by host, and `own` is
+    the memory here as they reach it."""
 
     def __init__(
         self, mesh: MeshSpec, rank: int, window: Window, peers: dict[int, Peer], own: Registration | None = None
@@ -99,8 +98,8 @@ class Mirror:
                 parts.append((offset, offset + size, None))
 
     def takes_values(self, readers: Iterable[int]) -> bool:
-        """Whether what `readers` read can go to their hosts from wherever it lies: none of them reads it here, and the
-        links take memory that nobody has registered, and have read it when they return."""
+        """Whether the tensors of `readers` can go to their hosts from their own memory: none of them reads it here, and
+        the links take memory that is not registered, and have read it when they return."""
         hosts = {rank // self.per_host for rank in readers}
         return all(host in self._peers and self._peers[host].link.transport == "tcp" for host in hosts)
 
@@ -112,23 +111,23 @@ class Mirror:
             self._parts[host].append((offset, offset + value.nbytes, value))
 
     def brings(self, rank: int) -> bool:
-        """Whether it is by way of this process that what a worker writes comes to this host."""
+        """Whether the bytes of a worker come to this host by way of this process."""
         peer = self._peers.get(rank // self.per_host)
         return self._own is not None and peer is not None and peer.rank == rank and peer.link.transport == "tcp"
 
     def divert(self, offset: int, value: int, target: torch.Tensor) -> None:
-        """Have what such a worker writes there, and tells with a word of this value, lie in `target` at once; as far as
-        it has not begun to arrive, and is as large."""
+        """Receive the bytes that such a worker writes there, and announces with a word of this value, into `target` at
+        once; as far as they have not begun to arrive, and have its size."""
         assert self._own is not None
         self._own.divert(offset, value, target)
 
     def undivert(self, offset: int, value: int) -> bool:
-        """No longer; gives whether it lies there, once the word has been seen."""
+        """Divert no longer; gives whether the bytes are in the target, once the word has been seen."""
         assert self._own is not None
         return self._own.undivert(offset, value)
 
     def tell(self, hosts: Iterable[int], told: int, word: int = signals.PROGRESS) -> None:
-        """Send what was written for `hosts`, and then a word of this worker's, its progress. Raises LinkLost."""
+        """Send the bytes for `hosts`, and then a word of this worker's, its progress. Raises LinkLost."""
         memory = self._window.bytes
         for host in hosts:
             peer = self._peers[host]
@@ -155,10 +154,10 @@ class Mirror:
             self.tell(tuple(self._owed), progress)
 
     def give_up(self, progress: int) -> None:
-        """Forget what was to be sent for a step that has failed, and tell all hosts that can be reached."""
+        """Drop the bytes of a step that has failed, and tell all hosts that can be reached."""
         for parts in self._parts.values():
             parts.clear()
         self._owed.clear()
         for host in self.others:
-            with suppress(LinkLost):  # whose end is told elsewhere
+            with suppress(LinkLost):  # whose end others report
                 self.tell((host,), progress)

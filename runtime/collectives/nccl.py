@@ -1,12 +1,12 @@
-"""NCCL: how its process groups are made and ended, and what has to be set for that.
+"""NCCL: how its process groups are made and ended, and the settings for that.
 
 Not yet run: the tests have Gloo stand in for it (`tests/runtime/collectives/nccl.py`), which has the same interface.
 
-NCCL connects over sockets that anybody who reaches them can speak to, and does not encrypt. So it listens where it is
-told to and nowhere else: on loopback for the workers of one host; between hosts on the one interface of a network that
-was called trusted. NCCL reads its settings once in a process, when its first communicator is made, so they are the
-mesh's and not the group's, and they overrule what the environment says. Its monitor for operators (RAS), which listens
-as well, is off.
+NCCL connects over sockets that accept any peer that reaches them, and does not encrypt. So it listens where it is told
+to and nowhere else: on loopback for the workers of one host; between hosts on the one interface of a network that was
+called trusted. NCCL reads its settings once in a process, when its first communicator is made, so they are the mesh's
+and not the group's, and they overrule what the environment says. Its monitor for operators (RAS), which listens as
+well, is off.
 
 torch's threads around NCCL are told not to end the process: who waits is told of failures by `communicator`.
 """
@@ -28,7 +28,7 @@ from monarch.runtime.collectives.listening import LOOPBACK
 from monarch.runtime.collectives.rendezvous import Rendezvous
 
 _FOR_EVER = timedelta(days=365)
-_ID_BYTES = 128  # of what the first worker of a group tells the others, by which they find it
+_ID_BYTES = 128  # of the message by which the other workers of a group find the first
 _SETTINGS = {
     "NCCL_RAS_ENABLE": "0",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",  # abort the communicators of which one has failed, and go on
@@ -41,7 +41,7 @@ _SIOCGIFADDR = 0x8915
 
 
 class Library(Protocol):
-    """What makes process groups whose works are asynchronous."""
+    """Makes process groups whose works are asynchronous."""
 
     name: str
 

@@ -6,8 +6,8 @@ gives the same bits whichever way its tensors go, on all workers and from run to
     all_reduce        small: all_gather, and everyone adds; else all_to_all of shares, each adds its own, all_gather
     reduce_scatter    all_to_all of blocks, and each adds its own
 
-A group of workers has its process group made when a plan first needs it (`membership`, `gloo`); `listening` says how
-it is known who is connected.
+A group of workers has its process group made when a plan first needs it (`membership`, `gloo`); `listening` checks
+which processes are connected.
 
 Failing. A worker that fails a step cuts the connections that it has used in it, so that peers that wait in Gloo wake
 up at once; what breaks no connection they see when they next look up. They look then who has failed, and fail with the

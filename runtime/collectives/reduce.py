@@ -77,7 +77,7 @@ def reduce_direct(at: Meetings, group: Group, op: Any, source: Flat, target: Fla
 
 def reduce_far(at: Meetings, group: Group, op: Any, source: Flat, target: Flat) -> None:
     """Two workers on two hosts: as `reduce_direct`, and while a chunk is on its way the one before is added. All areas
-    take turns, so that a chunk need not wait to be told that an earlier one has been read."""
+    take turns, so that a chunk need not wait for the news that an earlier one has been read."""
     dtype = source.rows[0].dtype
     (peer,) = group.peers
     first = group.me == 0
@@ -149,5 +149,5 @@ def reduce_shared(at: Meetings, group: Group, op: Any, source: Flat, target: Fla
         if now <= len(chunks):
             at.meet(group)
             at.read(group.peers, hosts=group.hosts)
-    # The last results are read after the last meeting: say so, and remember who reads what of ours.
+    # The last results are read after the last meeting: note that, and which workers read which areas of ours.
     at.read(group.peers, *range(AREAS), hosts=group.hosts)

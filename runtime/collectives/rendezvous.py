@@ -1,8 +1,8 @@
-"""Where the libraries of `torch.distributed` leave values for each other while they connect: the mesh's own memory.
+"""A store in the mesh's own memory, in which libraries of `torch.distributed` exchange values while they connect.
 
-Such a library takes a store that all of a group's workers share. This one is each worker's own: what a worker leaves in
-it its peers are told at once, by others than the library's thread, which waits for what they have told. There is
-nothing to listen to, and nobody else can reach it.
+Such a library takes a store that all of a group's workers share. This one is each worker's own: a worker's values go to
+its peers at once, by another thread than the library's, which waits for the peers' values. It listens on no port, and
+no other process can reach it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,9 @@ from torch._C._distributed_c10d import Store
 
 
 class Rendezvous(Store):
-    """What the workers of one group leave for each other, once, while they connect.
-
-    `says_least` is how many bytes a value has with which a worker has said all that it will say, also if it asks for
-    nothing (the worker that makes up NCCL's id): it goes on when the others know it. Without it a worker has when it
-    first asks.
-    """
+    """The values that the workers of one group exchange, once, while they connect. `says_least` is the size of a value
+    with which a worker has stored all that it will store, also if it asks for nothing (the worker that makes up NCCL's
+    id): it goes on when the others have it. Without it a worker has stored all when it first asks."""
 
     def __init__(self, says_least: int | None = None) -> None:
         super().__init__()
@@ -32,11 +29,11 @@ class Rendezvous(Store):
         self._all: dict[str, str] = {}
 
     def answer(self, values: dict[str, str]) -> None:
-        """What there is now is all that there will be."""
+        """All values are there: no worker adds another."""
         self._all = values
         self._answered.set()
 
-    # -- what a library calls --------------------------------------------------------------------------------------
+    # -- called by a library ---------------------------------------------------------------------------------------
 
     def set(self, key: str, value: Any) -> None:
         data = value.encode() if isinstance(value, str) else bytes(value)

@@ -1,9 +1,9 @@
-"""What a worker sends to other parts of a plan beside the steps that follow.
+"""Sends of a worker to other parts of a plan, beside the steps that follow.
 
 A part that only sends (`Plan.senders`) goes on when its part of the step is done, though others are busy with earlier
-steps. What it sends, a thread puts into slots of the worker's window that nothing else uses, piece by piece as the
-readers take them, while the step goes on, and at last, when it is done, says that it has sent all. It sends the values
-of the plan's inputs without a copy: a step that would write over one that is not sent yet takes a copy of it (see
+steps. A thread puts its values into slots of the worker's window that nothing else uses, piece by piece as the readers
+take them, while the step goes on, and at last, when it is done, says that it has sent all. It sends the values of the
+plan's inputs without a copy: a step that would write over one that is not sent yet takes a copy of it (see
 `WorkerState._run`). All else is copied at once.
 
 One step's values to one set of readers are under way at a time: the next such step waits until they have been taken.
@@ -29,12 +29,12 @@ if TYPE_CHECKING:  # see `meeting`
     from monarch.runtime.collectives.mirror import Mirror
 
 FIRST_SLOT = AREAS + SLOTS
-"""The first area of a worker's window in which is what it sends beside its steps."""
+"""The first area of a worker's window for the values that it sends beside its steps."""
 
 
 class Sent(NamedTuple):
-    """Pieces whose slots lie one behind the other: the numbers in the step of the first and the last, their readers,
-    and what of a value is in them, each with where it begins there."""
+    """Pieces in consecutive slots: the numbers in the step of the first and the last, their readers, and the parts of a
+    value in them, each with its offset there."""
 
     first: int
     last: int
@@ -45,8 +45,9 @@ class Sent(NamedTuple):
 def put(
     window: Window, mirror: Mirror | None, readers: Sequence[int], base: int, parts: Iterable[tuple[int, torch.Tensor]]
 ) -> tuple[int, ...]:
-    """Have a piece at an offset of the window, here and on the other hosts on which any of its readers are, before
-    their next word from this worker: gives those hosts. What only other hosts read goes there from where it lies."""
+    """Write a piece at an offset of the window, here and on the other hosts on which any of its readers are, before
+    their next word from this worker: gives those hosts. A piece that only other hosts read goes there from the value's
+    own memory."""
     hosts = () if mirror is None else mirror.hosts_of(readers)
     if mirror is not None and hosts and mirror.takes_values(readers):
         for offset, part in parts:
@@ -63,12 +64,12 @@ def put(
 
 @dataclass
 class _Job:
-    """What a step sends. `readers` are all that the step is for."""
+    """The sends of a step. `readers` are all that the step is for."""
 
     step: int
     readers: frozenset[int]
     shared: Collection[int]
-    """Where the storages lie of values that later steps take copies of: nobody else writes over them."""
+    """The storages of values that later steps copy before they change them: no other code writes to them."""
     values: deque[tuple[torch.Tensor, Sequence[Sent]]] = field(default_factory=deque)
     last: int = 0
     """The number by which it says that it has sent all, when the step has done its part."""
@@ -112,7 +113,7 @@ class Sending:
             self._thread.start()
 
     def add(self, tensor: torch.Tensor, pieces: Sequence[Sent]) -> None:
-        """Send a value, beside what the step still computes."""
+        """Send a value, while the step goes on computing."""
         assert self._job is not None
         if pieces:
             own = tensor if _storage(tensor) in self._job.shared else tensor.clone()
@@ -122,14 +123,14 @@ class Sending:
                 self._changed.notify_all()
 
     def finish(self, last: int) -> None:
-        """The step has done its part: now its readers may commit what they have read."""
+        """The step has done its part: now its readers may commit the values that they have read."""
         assert self._job is not None
         with self._changed:
             self._job.last, self._job = last, None
             self._changed.notify_all()
 
     def fail(self) -> None:
-        """The step has failed: what it was to send is dropped."""
+        """The step has failed: its sends are dropped."""
         with self._changed:
             if self._job is not None:
                 self._job.failed, self._job = True, None
@@ -161,7 +162,7 @@ class Sending:
                 for job in self._next():
                     self._send(job)
             except (_Stopped, LinkLost):
-                pass  # a worker that cannot be reached is told of elsewhere
+                pass  # others report a worker that cannot be reached
 
     def _next(self) -> Iterator[_Job]:
         while True:
@@ -195,7 +196,7 @@ class Sending:
                 for slot in slots:
                     self._slots[slot] = piece.readers, event
             with self._changed:
-                self._held -= Counter((_storage(tensor),))  # what comes to 0 is out
+                self._held -= Counter((_storage(tensor),))  # a step whose count comes to 0 is done
                 job.values.popleft()
             del tensor, value
         if job.failed:
@@ -208,7 +209,7 @@ class Sending:
             self._until_taken(rank, event)
 
     def _next_value(self, job: _Job) -> tuple[torch.Tensor, Sequence[Sent]] | None:
-        """What of a step is to be sent next, as soon as it is there."""
+        """The next piece of a step to send, as soon as its value is computed."""
         with self._changed:
             while not (job.values or job.last or job.failed):
                 if self._stopped:
@@ -220,7 +221,7 @@ class Sending:
             return job.values[0] if job.values else None
 
     def _until_taken(self, rank: int, event: int) -> None:
-        """Wait until a worker has read what was sent, or reads no more of that step."""
+        """Wait until a worker has read the pieces sent, or reads no more of that step."""
         words, step = self._window.words, event >> STEP_BITS
 
         def check(seen: int) -> None:

@@ -1,4 +1,4 @@
-"""What algorithms have in common: whose elements are where, and adding them up in order."""
+"""The shared part of the algorithms: which worker's elements are where, and adding them up in order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def write_but(
 def held(
     at: Meetings, group: Group, chunk: tuple[int, int], low: int, high: int, area: int, source: Flat, dtype: torch.dtype
 ) -> Tensors:
-    """What each of the group holds of elements `low` to `high` of a chunk that they have written to an area."""
+    """The elements `low` to `high` of a chunk that each of the group has written to an area."""
     parts = []
     for rank in group.ranks:
         if rank != at.rank:
@@ -57,7 +57,7 @@ def add(op: Any, summands: Tensors, total: torch.Tensor) -> None:
 
 
 def whole_lanes(most: int, length: int, workers: int) -> int:
-    """A share of at most `most` elements, or of what there is: whole lanes where that can be."""
+    """A share of at most `most` elements, and of at most all: whole lanes where that can be."""
     most = most // LANE * LANE or most
     return min(most, -(-length // (workers * LANE)) * LANE)
 

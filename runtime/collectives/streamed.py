@@ -48,7 +48,8 @@ _OF_BOOLS = {"sum": ReduceOp.MAX, "max": ReduceOp.MAX, "min": ReduceOp.MIN, "pro
 
 @dataclass
 class Pending:
-    """A collective that was started: `results` makes its results of what the works have moved, behind them."""
+    """A collective that was started: `results` makes its results of the tensors that the works have moved, behind
+    them."""
 
     communicator: Communicator
     results: Callable[[], Tensors]
@@ -103,7 +104,7 @@ class Streamed:
         return run
 
     def finish(self) -> None:
-        """Wait until all that was started is over. Raises Aborted, or what has broken, where it is not as it should."""
+        """Wait until all works are over. Raises Aborted, or the works' error, where one has failed."""
         for communicator in self._communicators.values():
             communicator.finish()
         self.watch.no_more()
@@ -272,9 +273,9 @@ def _exchange(
     from_each: list[int],
     results: Callable[[], Tensors],
 ) -> Pending:
-    """Send each worker so many bytes of what is given, in order, and take so many from each."""
+    """Send each worker so many bytes of `given`, in order, and take so many from each."""
     pending = Pending(communicator, results, held=(given, took))
-    if moves:  # for all alike: who has nothing to move comes too
+    if moves:  # for all alike: a worker with nothing to move takes part too
         options = AllToAllOptions()
         pending.works.append(
             communicator.start(

@@ -1,9 +1,9 @@
-"""What the parts of one plan send each other, through windows.
+"""Transfers between the parts of one plan, through windows.
 
 Each worker that sends puts its blocks, in the order that `Plan.routes` gives them, into two slots of its window that no
-collective uses, and those who read copy them from there. Transfers larger than a slot go in pieces. All pieces of a
-plan are numbered: piece p of transfer k is number G(k) + p, where G(k) counts those of the transfers before it, as many
-as its largest sender has; so all workers know every number without counting rounds. A piece lies in the slot of its
+collective uses, and the readers copy them from there. Transfers larger than a slot go in pieces. All pieces of a plan
+are numbered: piece p of transfer k is number G(k) + p, where G(k) counts those of the transfers before it, as many as
+its largest sender has; so all workers know every number without counting rounds. A piece lies in the slot of its
 number's parity. A worker raises two words, which begin with the step's number as its progress does:
 
     sent    the last piece that it has put into its window
@@ -51,8 +51,8 @@ together: a frame costs its two processes some 200 µs of Python, as much as hal
 
 
 class _Pieces(NamedTuple):
-    """A piece, or several whose slots lie one behind the other: the numbers of the first and the last, the blocks of
-    which something is in them, and the workers who read them, or have sent them."""
+    """A piece, or several in consecutive slots: the numbers of the first and the last, the blocks that have elements in
+    them, and the workers that read them, or have sent them."""
 
     first: int
     last: int
@@ -91,7 +91,7 @@ class Transfers:
         pieces = self._pieces(number, routes, lambda route: targets[route.target])
 
         def parts(own: _Pieces, tensor: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-            """What of the value is in some pieces, each with where it begins there."""
+            """The parts of the value in some pieces, each with its offset there."""
             start, size = self._bytes(number, own)
             for route in {route.at: route for route in own.blocks}.values():
                 yield from _in_piece(_part(tensor, route.start, route), route.at, start, size)
@@ -172,7 +172,7 @@ class Transfers:
         return run
 
     def _pieces(self, number: int, routes: Sequence[Route], peer: Callable[[Route], int]) -> list[_Pieces]:
-        """The pieces of these routes, one by one, each with the peers of what is in it; and empty ones between them."""
+        """The pieces of these routes, one by one, each with the peers of its blocks; and empty ones between them."""
         size, dtype = self._at.area, self._plan.transfers[number].sent.dtype
         found = []
         for piece in range(-(-max((_end(route, self._plan, number) for route in routes), default=0) // size)):
@@ -187,8 +187,8 @@ class Transfers:
         return (pieces.first - self._first[number] - 1) * area, (pieces.last - pieces.first + 1) * area
 
     def _straight(self, number: int) -> bool:
-        """Whether what arrives of a transfer can lie where it belongs at once: it is from one worker, this process
-        receives it, and nobody else on this host reads it."""
+        """Whether the bytes of a transfer can go to their place as they arrive: they are from one worker, this process
+        receives them, and no other worker on this host reads them."""
         at, transfer, routes = self._at, self._plan.transfers[number], self._plan.routes(number)
         own = {route.source for route in routes if route.target == self._me}
         if at.mirror is None or len(own) != 1:
@@ -199,8 +199,8 @@ class Transfers:
 
 def _joined(pieces: Sequence[_Pieces], which: Callable[[tuple[int, ...]], bool]) -> list[_Pieces]:
     """As few as may be of the same pieces, where those of the same peers come together and `which` says so of these.
-    Both sides find the same ones; where they do not, as some of a sender's readers need less, what arrives waits in
-    the window for who reads it."""
+    Both sides find the same ones; where they do not, as some of a sender's readers need less, the bytes wait in the
+    window for their readers."""
     found: list[_Pieces] = []
     for each in pieces:
         last = found[-1] if found else None
@@ -230,7 +230,7 @@ def _told(pieces: Sequence[_Pieces], together: int) -> dict[int, tuple[int, ...]
 
 
 class Arriving:
-    """Pieces of a transfer in one step that are to lie where they belong as soon as they arrive."""
+    """Pieces of a transfer in one step that go to their place as they arrive."""
 
     def __init__(self, mirror: Mirror | None, step: int) -> None:
         self._mirror, self._step = mirror, step
@@ -245,7 +245,7 @@ class Arriving:
                 self._places[piece] = offset
 
     def is_there(self, piece: int) -> bool:
-        """Whether a piece that has been sent lies where it belongs, and not in the window."""
+        """Whether a piece that has been sent is in its place, and not in the window."""
         offset = self._places.pop(piece, None)
         return self._mirror is not None and offset is not None and self._mirror.undivert(offset, self._value(piece))
 
@@ -262,8 +262,8 @@ def _part(tensor: torch.Tensor, start: Sequence[int], route: Route) -> torch.Ten
 
 
 def _in_piece(block: torch.Tensor, at: int, start: int, size: int) -> Iterator[tuple[int, torch.Tensor]]:
-    """What of a block, which lies row-major from byte `at` on, is in the piece of `size` bytes from `start` on: views
-    of it, each with where it begins in the piece."""
+    """The part of a block, row-major from byte `at` on, that is in the piece of `size` bytes from `start` on: views of
+    it, each with its offset in the piece."""
     if block.is_contiguous():
         block = block.view(-1)  # one view, also where it begins or ends within a row
     low = max(start - at, 0) // block.itemsize

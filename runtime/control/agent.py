@@ -100,7 +100,7 @@ class Agent:
         self.sessions: dict[bytes, _Session] = {}
         """By name."""
         self._given_up: dict[bytes, str] = {}
-        """Why, by name, of the last that ended so: whoever was silent asks for the session later."""
+        """The reason, by name, of the last that ended so: a controller that was silent asks for the session later."""
         self._ends: set[asyncio.Task[None]] = set()
 
     async def _start(self, listen: str) -> None:
@@ -110,7 +110,7 @@ class Agent:
         options = (
             *OPTIONS,
             ("grpc.so_reuseport", 0),
-            # Who connects and says nothing, or opens no stream, uses up a descriptor.
+            # A peer that connects and sends nothing, or opens no stream, uses up a descriptor.
             ("grpc.max_allowed_incoming_connections", limits.STREAMS + for_strangers(limits.STRANGERS)),
             ("grpc.server_handshake_timeout_ms", int(1000 * limits.HANDSHAKE_SECONDS)),
             ("grpc.max_connection_idle_ms", int(1000 * limits.HANDSHAKE_SECONDS)),
@@ -163,7 +163,7 @@ class Agent:
         try:
             handshake = await asyncio.wait_for(self._greet(call), limits.HANDSHAKE_SECONDS)
             session = self._session(handshake, peer)
-            turn = session.turn = session.turn + 1  # before anything is waited for: whoever breaks off here ends it
+            turn = session.turn = session.turn + 1  # before any wait: a peer that breaks off here ends it
             await session.part()
             proof, agreed = handshake.finish(session.stream.taken)
             self.sessions[agreed.session.name] = session
@@ -221,7 +221,7 @@ class Agent:
         self.sessions.pop(session.known.name, None)
 
     async def _greet(self, call: Any) -> HostHandshake:
-        """A handshake in which the other end has shown who it is."""
+        """A handshake in which the other end has proved its identity."""
         handshake = HostHandshake(self.security.secret, self.own, self._find)
         await call.write(handshake.challenge(await _due(call)))
         handshake.check(await _due(call))
@@ -247,7 +247,7 @@ class Agent:
 
 
 class _Session:
-    """What one controller has attached. Runs in the event loop but for the service's thread."""
+    """The session of one attached controller. Runs in the event loop but for the service's thread."""
 
     def __init__(self, agent: Agent, known: Session, peer: str) -> None:
         self._agent = agent
@@ -259,7 +259,7 @@ class _Session:
         self.reconnect = 0.0
         """For so many seconds it waits for another connection."""
         self.ends: asyncio.Task[None] | None = None
-        """What ends it."""
+        """Ends the session."""
         self.stream = Stream(limits.HANDSHAKE_SECONDS)
         self._service = _Service(self)
         self._relay = Relay()
@@ -345,7 +345,7 @@ class _Service:
         self._ended = asyncio.Event()
         self._releases: set[asyncio.Task[None]] = set()
 
-    # -- what the hub sees -----------------------------------------------------------------------------------------
+    # -- the hub's view ------------------------------------------------------------------------------------------------
 
     @property
     def full(self) -> bool:
@@ -378,7 +378,7 @@ class _Service:
         self._happened(Gone(SERVICE, reason))
 
     def discard(self) -> None:
-        """The controller has gone without a word: what it wanted done has no purpose any more."""
+        """The controller has gone without a word: its requests have no purpose any more."""
         self._inbox.discard()
 
     async def end(self, seconds: float) -> None:

@@ -1,10 +1,10 @@
 """A certificate authority of one's own, and certificates for hosts and controllers.
 
     DIR/ca.pem  DIR/ca-key.pem          the authority; its key is needed only to make more certificates
-    DIR/NAME/ca.pem  cert.pem  key.pem  all that the host NAME needs, or the controller
+    DIR/NAME/ca.pem cert.pem key.pem the files of the host NAME, or of the controller
 
-A host shows its certificate to whoever attaches it, and to the hosts beneath it, so it serves for both ends of a
-connection; a controller's serves for the opening end only.
+A host shows its certificate to the controller that attaches it, and to the hosts beneath it, so it serves for both ends
+of a connection; a controller's serves for the opening end only.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _EARLIER = datetime.timedelta(hours=1)  # clocks differ
 def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     """Make certificates for these hosts (names and addresses by which they are attached, of one host separated by
     commas), or without any for this machine; and, where there is none yet, the authority and the controller's. Gives
-    the folders made. Overwrites nothing: raises MonarchError before anything is written where something is there."""
+    the folders made. Overwrites nothing: raises MonarchError before it writes anything where a file exists already."""
     named = {each.split(",")[0].strip(): [name.strip() for name in each.split(",")] for each in hosts}
     if not hosts:
         named = {THIS_HOST: ["localhost", socket.gethostname(), "127.0.0.1", "::1"]}
@@ -178,6 +178,6 @@ def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
 
 
 def _write(path: Path, data: bytes, mode: int) -> None:
-    """Never over a file that is there, and never for a moment readable by more than `mode` says."""
+    """Never over an existing file, and never for a moment readable by more than `mode` says."""
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)

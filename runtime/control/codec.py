@@ -1,4 +1,4 @@
-"""Records as the bytes of frames, and back. What comes in is checked to the last field; Malformed otherwise."""
+"""Records as the bytes of frames, and back. Incoming bytes are checked to the last field; Malformed otherwise."""
 
 from __future__ import annotations
 

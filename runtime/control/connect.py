@@ -27,7 +27,7 @@ OPTIONS = (
 
 
 _OF_ITS_OWN = "Internal error from Core"
-"""What gRPC says where it finds a call at its end, before it has read why."""
+"""gRPC's text where it finds a call at its end, before it has read why."""
 _AT_ONCE = "it closed the connection at once"
 _PAUSES = (0.1, 0.3, 0.6)
 
@@ -37,7 +37,7 @@ class Unreachable(Exception):
 
 
 class PeerGone(Unreachable):
-    """Nobody is there who knows of a session that is to go on: nothing listens, or who does has another."""
+    """No host knows of a session that is to go on: nothing listens at its address, or a host with another one."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ def why_broken(error: Exception) -> str:
 
 
 def why(error: Exception) -> str:
-    """What gRPC says of a failed call, in short."""
+    """gRPC's reason for a failed call, in short."""
     import grpc
 
     if not isinstance(error, grpc.aio.AioRpcError):

@@ -1,8 +1,8 @@
-"""Connections that ended before anybody on them said who he is.
+"""Connections that ended before the peer had proved its identity.
 
-gRPC refuses what is no TLS, shows no certificate or is no HTTP/2, and tells nobody. The kernel tells whoever asks
-(sock_diag(7), SKNLGRP_INET_TCP_DESTROY) of each TCP connection that ends, with both its addresses. Whom gRPC has let
-through is known by his address here, and the rest is what was refused. Costs nothing while nobody comes.
+gRPC refuses connections without TLS, without a certificate or without HTTP/2, and does not report them. The kernel
+reports (sock_diag(7), SKNLGRP_INET_TCP_DESTROY) each TCP connection that ends, with both its addresses. Peers that gRPC
+has let through are known here by their addresses, and the others were refused. Costs nothing while no peer connects.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Connections:
         return self._socket is not None
 
     def know(self, peer: str) -> None:
-        """Who talks to us over gRPC, as it names him: what becomes of that is logged elsewhere."""
+        """A peer that talks to us over gRPC, by gRPC's name for it: its errors are logged elsewhere."""
         if self._socket is not None:
             self._known.add(peer)
 
@@ -78,7 +78,7 @@ class Connections:
             self._unknown[name] += 1
 
     def _tell(self) -> None:
-        """One line for all that came within a second: who comes often is not to fill the log."""
+        """One line for all connections within a second: frequent ones are not to fill the log."""
         if not self._unknown:
             return
         total, named = self._unknown.total(), self._unknown.most_common(_NAMED)

@@ -1,10 +1,11 @@
-"""What lets a stream go on over a new connection: the frames of both directions, counted. No I/O.
+"""A stream that goes on over a new connection: the frames of both directions, counted. No I/O.
 
-The frames of each direction are counted from 0, over all connections of the stream. An end keeps what it sends until
-the other one has it, which that one says with each frame of its own: how many it has taken. An end that has
-`limits.KEPT_BYTES` of such frames makes no more until it hears of some; an end that has taken a quarter of that and
-said nothing since says so. Where a connection breaks, the one that opened it opens another. In its handshake each end
-says how many frames it has taken, and the other sends on from there. So each frame is taken once, and in order.
+The frames of each direction are counted from 0, over all connections of the stream. An end keeps its frames until the
+other one has taken them, which says with each frame of its own how many it has taken. An end that has
+`limits.KEPT_BYTES` of such frames makes no more until the other end has taken some; an end that has taken a quarter of
+that and sent nothing since says so. Where a connection breaks, the one that opened it opens another. In its handshake
+each end says how many frames it has taken, and the other sends on from there. So each frame is taken once, and in
+order.
 """
 
 from __future__ import annotations
@@ -71,11 +72,11 @@ class Frames(Generic[Frame]):
 
     @property
     def due(self) -> bool:
-        """Whether the other end is to be told how many were taken, though there is nothing else to be said."""
+        """Whether this end has to send how many it has taken, though it has nothing else to send."""
         return self._unsaid_bytes > self._limit // 4
 
     def say(self) -> int:
-        """How many were taken: the other end is told."""
+        """How many were taken, for the frame that says so to the other end."""
         self._unsaid_bytes = 0
         return self.taken
 

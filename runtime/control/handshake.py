@@ -1,14 +1,14 @@
-"""How the two ends of a stream show each other who they are, and how frames are sealed after that. No I/O.
+"""How the two ends of a stream prove their identities, and how frames are sealed after that. No I/O.
 
     down  Hello      protocol, release, nonce a       32 random bytes
     up    Challenge  protocol, release, nonce b
     down  Proof      HMAC-SHA256(secret, "monarch controller" | protocol | a | b | session | taken)
     up    Proof      HMAC-SHA256(secret, "monarch host" | protocol | a | b | session | taken | taken)
 
-`secret` is the shared token. With TLS, which has already shown who both are, it is empty, and the nonces, which nobody
-but the two has seen, are the secret. From it and the nonces come two keys, one for each direction; every later frame
-has the next sequence number and a keyed BLAKE2b (RFC 7693) over that number and everything in it. So what was recorded
-on another stream, or earlier on this one, or was altered, left out or put in, does not fit.
+`secret` is the shared token. With TLS, which has already proved both identities, it is empty, and the nonces, which
+only the two ends have seen, are the secret. From it and the nonces come two keys, one for each direction; every later
+frame has the next sequence number and a keyed BLAKE2b (RFC 7693) over that number and everything in it. So what was
+recorded on another stream, or earlier on this one, or was altered, left out or put in, does not fit.
 
 From the secret and the nonces of a first handshake also come the session's name and its key. A connection over which
 the session is to go on begins with a Hello that names it, and `secret` is then the token and the session's key
@@ -48,7 +48,7 @@ class NoSuchSession(Refused):
 
 @dataclass(frozen=True)
 class Release:
-    """What an end says of itself before anything else."""
+    """The first message of an end: its protocol, release and nonce."""
 
     protocol: int
     monarch: str
@@ -70,7 +70,7 @@ class Sealer:
 
 
 class Opener:
-    """Frames of one direction, as they come in. What is not the next frame of this stream raises Malformed."""
+    """Frames of one direction, as they come in. Anything but the next frame of this stream raises Malformed."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -96,7 +96,7 @@ class Seals:
 
 @dataclass(frozen=True)
 class Session:
-    """What the two ends of a session know, and, of the key, nobody else."""
+    """The data that both ends of a session know, and, of the key, nobody else."""
 
     name: bytes
     key: bytes
@@ -107,7 +107,7 @@ _NEW = Session(b"", b"")
 
 @dataclass(frozen=True)
 class Agreed:
-    """What a handshake ends with. `taken` is how many frames of this end's the other one has taken."""
+    """The result of a handshake. `taken` is how many frames of this end's the other one has taken."""
 
     seals: Seals
     session: Session
@@ -181,13 +181,13 @@ class HostHandshake:
         return pb.Frame(challenge=challenge).SerializeToString()
 
     def check(self, proof: bytes) -> None:
-        """Raises Refused where the other end is not who it says."""
+        """Raises Refused where the other end does not prove its identity."""
         if not _proves(proof, _proof(self._secret, b"controller", self._own, self._about)):
             raise Refused("the token is not this host's")
 
     def finish(self, taken: int = 0) -> tuple[bytes, Agreed]:
-        """The last frame of the handshake, where this end has taken so many frames of the session; and what is
-        agreed."""
+        """The last frame of the handshake, where this end has taken so many frames of the session; and the agreed
+        session."""
         about = self._about + taken.to_bytes(8)
         down, up = _keys(self._secret, self._own, about)
         session = _session(self._secret, self._own, about) if self.session is _NEW else self.session
@@ -203,7 +203,7 @@ def frame_of(small: bytes, data: bytes) -> bytes:
 
 
 def _field(number: int, length: int) -> bytes:
-    """What stands before a field of so many bytes: its number with wire type 2, and the length, 7 bits a byte."""
+    """The bytes before a field of so many bytes: its number with wire type 2, and the length, 7 bits a byte."""
     written = bytearray([number << 3 | 2])
     while length > 0x7F:
         written.append(length & 0x7F | 0x80)

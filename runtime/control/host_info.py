@@ -1,4 +1,4 @@
-"""What a host says of itself."""
+"""A host's description of itself."""
 
 from __future__ import annotations
 
@@ -47,6 +47,6 @@ def cores() -> int:
 
 
 def network() -> str:
-    """What this machine, since it was started, and this network namespace are told apart by."""
+    """The identity of this machine, since it was started, and of this network namespace."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}-{os.stat('/proc/self/ns/net').st_ino}"

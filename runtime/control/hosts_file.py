@@ -1,4 +1,4 @@
-"""Which hosts to attach: a list, a file, or what the environment says."""
+"""Which hosts to attach: a list, a file, or the environment's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FORMS = (
 
 def parse_hosts(value: Sequence[str] | str | os.PathLike[str] | None = None) -> list[str]:
     """The addresses, in order. `value` is a list of them; a text with commas between them; the path of a hosts file
-    (one address a line; what follows a # is a comment); or None, for what MONARCH_HOSTS holds. Raises MonarchError."""
+    (one address a line; a # begins a comment); or None, for the value of MONARCH_HOSTS. Raises MonarchError."""
     if value is None:
         value = settings.hosts
         if not value.strip():

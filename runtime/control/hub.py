@@ -1,4 +1,5 @@
-"""The thin loop around a `Relay`: opens streams to children, feeds what comes in to the relay, and does as it says."""
+"""The thin loop around a `Relay`: opens streams to children, feeds incoming records to the relay, and carries out its
+actions."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from monarch.runtime.control.stream import Broken, Connected, Silent, Stream
 
 
 class Sink(Protocol):
-    """Where the hub sends what is for above, or for the host's own service."""
+    """Takes the records for above, or for the host's own service."""
 
     @property
     def full(self) -> bool: ...
@@ -52,7 +53,7 @@ class Hub:
         self._closing = False
 
     def handle(self, event: Event) -> None:
-        """Raises Malformed where what came from above, or from the service, is not allowed."""
+        """Raises Malformed where a record from above, or from the service, is not allowed."""
         events = deque([event])
         while events:
             for action in self._relay.handle(events.popleft()):
@@ -142,7 +143,7 @@ class Hub:
         await self._up.room()
 
     async def close(self, seconds: float) -> None:
-        """Detach everybody beneath. Who has not gone after so long is let go of."""
+        """Detach all children. Streams that are still open after so long are dropped."""
         self._closing = True
         for child, task in list(self._tasks.items()):
             if child in self._streams:

@@ -64,7 +64,7 @@ class Inbox(Generic[T]):
         soon(self._room.set)
 
     def discard(self) -> None:
-        """What waits in it is not to be taken any more."""
+        """The rest of its items must not be taken any more."""
         with suppress(queue.Empty):
             while True:
                 _, cost = self._queue.get_nowait()
@@ -78,8 +78,8 @@ class Inbox(Generic[T]):
 
 class Handoff(Generic[T]):
     """Filled by any thread, emptied in the loop; many items at once cost one wake-up. `put` waits while `limit` bytes
-    have not been let go: what the loop gets counts until it calls `release`. Where Ctrl-C comes in `put`, the item goes
-    or not, and no other is held up."""
+    are not released: items that the loop takes count until it calls `release`. Where Ctrl-C comes in `put`, the item
+    goes or not, and no other waits for it."""
 
     def __init__(self, take: Callable[[list[T]], None], limit: int | None = None) -> None:
         self._take = take
@@ -109,7 +109,7 @@ class Handoff(Generic[T]):
         self._take(items)
 
     def release(self) -> None:
-        """In the loop: what it has been given so far has found its place."""
+        """In the loop: all items so far have found their places."""
         with self._lock:
             self._held -= self._given
             self._given = 0

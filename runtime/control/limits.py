@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 PROTOCOL = 3
-"""Counted up whenever an older host or controller would misread what a newer one says."""
+"""Counted up whenever an older host or controller would misread the messages of a newer one."""
 
 NONCE_BYTES = 32
 SESSION_BYTES = 16
@@ -20,7 +20,7 @@ FRAME_RECORDS = 1000
 HEAD_BYTES = 1 << 20
 """Of one message's head, as JSON."""
 WIRE_BYTES = 6 << 20
-"""What gRPC takes as one frame: FRAME_BYTES and a part, FRAME_HEAD_BYTES and a head, and some."""
+"""The largest frame that gRPC takes: FRAME_BYTES and a part, FRAME_HEAD_BYTES and a head, and some."""
 FRAME_HEAD_BYTES = 1 << 20
 """A frame is closed once its records' heads are as long as this, but for the last one."""
 MESSAGE_BYTES = 16 << 30
@@ -36,14 +36,14 @@ HOSTS_A_RECORD = 500
 FAN_OUT = 256
 
 QUEUE_BYTES = 128 << 20
-"""What waits to be sent on one stream, or to be carried out by a host's service, before its sender is held up."""
+"""Bytes that wait to be sent on one stream, or for a host's service, before their sender has to wait."""
 KEPT_BYTES = 32 << 20
-"""What an end of a stream keeps of what it has sent until the other end has it: then it waits for that."""
+"""Bytes of frames that an end of a stream keeps until the other end has them: then it waits for that."""
 RECORD_COST = 128
-"""What a record counts in a queue besides its bytes."""
+"""The bytes that a record counts in a queue besides its own."""
 
 HANDSHAKE_SECONDS = 5.0
-"""How long somebody who has not shown who he is may keep a stream open."""
+"""Seconds for which a peer may keep a stream open before it has proved its identity."""
 STREAMS = 128
 """On one host at a time, of whatever peers; gRPC refuses more."""
 STRANGERS = 512

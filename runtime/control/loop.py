@@ -30,7 +30,7 @@ def control_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(coroutine: Coroutine[Any, Any, T], seconds: float | None = None) -> T:
-    """Run it in the loop's thread, and wait for what it gives, so long at most: TimeoutError then."""
+    """Run it in the loop's thread, and wait for its result, so long at most: TimeoutError then."""
     return asyncio.run_coroutine_threadsafe(coroutine, control_loop()).result(seconds)
 
 
@@ -40,7 +40,7 @@ def soon(function: Callable[..., object], *arguments: Any) -> None:
 
 def _quiet() -> None:
     """gRPC reads these when it is first imported. Its own log is no reading for users. Its handlers at a fork wait for
-    its threads, and could hang: whoever forks here leaves gRPC to the parent."""
+    its threads, and could hang: processes forked here leave gRPC to the parent."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     logging.getLogger("grpc").addHandler(logging.NullHandler())

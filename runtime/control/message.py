@@ -1,4 +1,4 @@
-"""What the controller and the hosts tell each other, above frames, streams and trees."""
+"""The messages between the controller and the hosts, above frames, streams and trees."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, Protocol
 class Message:
     """One message between the controller and a host.
 
-    `kind`      what it says: a short word of letters. This package carries messages and does not know their kinds.
-    `mesh`      which mesh it is about; a host keeps apart what it does for each
+    `kind`      `kind` a short word of letters. This package carries messages and does not know their kinds.
+    `mesh`      `mesh` which mesh it is about; a host keeps the meshes apart
     `host`      on the way up: the number of the host that says it, which the tree fills in
     `head`      JSON: numbers, strings, booleans, None, lists and dicts of these, below 1 MiB
     `data`      bytes that belong to it, of any length. Sent in parts, not copied where Python allows it.
@@ -36,11 +36,11 @@ class Reply(Protocol):
 
 
 class Service(Protocol):
-    """What a host does for one attached controller. Calls come one at a time, in the order sent, in a thread of the
-    service's own: a long one holds up neither the host's relaying nor other controllers."""
+    """A host's service for one attached controller. Calls come one at a time, in the order sent, in a thread of the
+    service's own: a long one delays neither the host's relaying nor other controllers."""
 
     def receive(self, message: Message) -> None:
-        """Carry out a message. What it raises is logged, and told the controller as the loss of this host."""
+        """Carry out a message. Its error is logged, and reported to the controller as the loss of this host."""
 
     def detached(self) -> None:
         """The controller has gone, or is out of reach: end what runs for it. Called once, after the last message; where

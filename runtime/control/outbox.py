@@ -1,9 +1,9 @@
-"""What waits to be sent on one stream, and in which order it goes. No I/O.
+"""The records that wait to be sent on one stream, and their order. No I/O.
 
 Each mesh (on the way up: each host of each mesh) has a lane, in which order is kept. Lanes take turns, a record or a
-part of one each, so that a large message holds up nothing but its own lane. What the tree itself has to say goes first.
-Of progress only the latest is kept, and it goes when nothing else of its mesh waits: what was said before it, such as
-why a command failed, is never overtaken by it. The loss of a host goes behind what it has said, and a close last.
+part of one each, so that a large message holds up nothing but its own lane. The tree's own records go first. Of
+progress only the latest is kept, and it goes when nothing else of its mesh waits: so it never overtakes an earlier
+record, such as why a command failed. The loss of a host goes behind what it has said, and a close last.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from monarch.runtime.control.records import (
 
 
 class Outbox:
-    """`waiting` is what is in it, in bytes; it takes more than `limit` (the sender is to look at `full` first)."""
+    """`waiting` are the bytes in it; it takes more than `limit` (the sender has to look at `full` first)."""
 
     def __init__(self, limit: int | None = None) -> None:
         self._limit = limits.QUEUE_BYTES if limit is None else limit
@@ -119,7 +119,7 @@ class Outbox:
 
 
 def cost(record: Record) -> int:
-    """What a record counts in a queue, in bytes."""
+    """The bytes that a record counts in a queue."""
     match record:
         case Start(head=head, data=data, targets=targets):
             return limits.RECORD_COST + len(head) + len(data) + 8 * len(targets or ())

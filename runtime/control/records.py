@@ -1,4 +1,4 @@
-"""What streams carry, as frozen data. `codec` says how it becomes bytes, `relay` what is done with it."""
+"""The records of streams, as frozen data. `codec` makes them bytes, `relay` acts on them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ranges = tuple[tuple[int, int], ...]
 
 
 class Malformed(ValueError):
-    """What came from the other side is not what the protocol allows."""
+    """The other side has sent bytes that the protocol does not allow."""
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class HostInfo:
     """A host, as it says of itself when it is attached.
 
     `number`     its place among the addresses that were attached
-    `address`    as it was given to the controller
+    `address`    `address` as the controller has it
     `memory`     bytes of it
     `python`, `torch`, `monarch`    versions; torch's is "" where it is not installed
-    `network`    what its machine and network namespace are told apart by
+    `network`    `network` the identity of its machine and network namespace
     `advertise`  the address by which workers of other hosts reach its workers; "" where it was started without one
     `data_bind`  the address on which its workers listen for workers of other hosts; "" as above
     """
@@ -72,7 +72,7 @@ class Attached:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """A message whose data is `size` bytes long, with as much of them as is there. `targets` None is all hosts."""
+    """A message whose data is `size` bytes long, with the bytes that have arrived. `targets` None is all hosts."""
 
     kind: str
     mesh: int = 0
@@ -118,7 +118,7 @@ Record = Beat | Attach | Attached | Start | HostPart | Progress | Lost | Forget 
 
 
 def started(message: Message, *, host: int = 0, targets: Ranges | None = None) -> Start:
-    """A whole message as one record. Raises ValueError for what cannot be sent."""
+    """A whole message as one record. Raises ValueError for a message that cannot be sent."""
     if not message.kind.isidentifier() or len(message.kind) > limits.KIND_LETTERS:
         raise ValueError(f"a message's kind is a word of at most {limits.KIND_LETTERS} letters, not {message.kind!r}")
     head = json.dumps(message.head, separators=(",", ":"), allow_nan=False).encode()
@@ -173,7 +173,7 @@ class Assembly:
         return None
 
     def drop(self, start: int, stop: int) -> None:
-        """What these hosts have begun to say will not be finished."""
+        """The unfinished messages of these hosts will not be finished."""
         for lane in [lane for lane in self._open if start <= lane[1] < stop]:
             del self._open[lane]
 

@@ -1,4 +1,4 @@
-"""What is passed on to whom, in the controller and in every host: a state machine without I/O or clock.
+"""Passing records on, in the controller and in every host: a state machine without I/O or clock.
 
 The hosts 0 to n - 1 are attached as a tree. Each end of a tree's edge knows the other by the numbers beneath it, which
 are without gaps: the controller has 0 to n - 1 beneath it, splits them evenly among at most `fan_out` children, and a
@@ -59,7 +59,7 @@ class Dial:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """End the stream to a child, which did what it must not."""
+    """End the stream to a child that broke the protocol."""
 
     child: int
     reason: str
@@ -126,7 +126,7 @@ class Relay:
         self._infos: list[HostInfo] = []
         self._failures: list[tuple[int, str]] = []
         self._service = False
-        self._told = controller  # whether the host's own service is there, or why not
+        self._told = controller  # whether the host's own service runs, or why not
         self._open: dict[int, tuple[tuple[int, ...], int]] = {}
         self._members: dict[int, set[int]] = {}
         self._progress: dict[tuple[int, str], _Progress] = {}
@@ -307,7 +307,7 @@ class Relay:
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def _gone(self, source: int, reason: str) -> list[Action]:
-        """What a lost host has said of its progress stays as it is: nothing may pass for done that it has not done."""
+        """The progress that a lost host has reported stays as it is: nothing may pass for done that it has not done."""
         assert self._attach is not None
         if source == SERVICE:
             return self._service_gone(reason)
@@ -321,8 +321,8 @@ class Relay:
             child.stop, child.unheard = child.start, set()
             return self._answer()
         if child.unheard:
-            # What it has told of the others does not count. They are called from here, so that all that cannot be
-            # reached are found at once.
+            # Its reports about the others do not count. The controller calls these from here, so that it finds all that
+            # cannot be reached at once.
             mine = range(child.start, child.stop)
             self._infos = [info for info in self._infos if info.number not in mine]
             self._failures = [each for each in self._failures if each[0] not in mine] + [(child.start, reason)]

@@ -1,4 +1,4 @@
-"""Who may talk to a host, and how it is known who talks."""
+"""Which peers may talk to a host, and how they prove their identity."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CA, CERTIFICATE, KEY = "ca.pem", "cert.pem", "key.pem"
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """What a folder of certificates held when it was read: it may be replaced or removed since."""
+    """The content of a folder of certificates when it was read: it may be replaced or removed since."""
 
     folder: Path
     authority: bytes
@@ -125,7 +125,7 @@ class Security:
 
 def show_certificate(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Have connections of this context show a certificate. Raises ssl.SSLError where the two cannot be used."""
-    # OpenSSL reads them from a path only; this one ends with the block, and lies on no disk.
+    # OpenSSL reads them from a path only; this one ends with the block, and is on no disk.
     with open(os.memfd_create("certificate"), "wb") as file:
         file.write(certificate + b"\n" + key)
         file.flush()

@@ -5,9 +5,9 @@ that takes nothing for a whole one while more than enough waits for it, unless i
 beneath it, for which it has a bound of its own. Time in which this end did not run, on a machine with too much to do,
 is not counted.
 
-A stream outlives its connection: what was said on the way is said again over the next one (see `frames`). The end that
-opens connections opens another, also where it has heard nothing for half a timeout: whatever is between the two may
-have forgotten the old one.
+A stream outlives its connection: frames that were lost on the way are sent again over the next one (see `frames`). The
+end that opens connections opens another, also where it has heard nothing for half a timeout: whatever is between the
+two may have forgotten the old one.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Connected:
 
 
 class Stream:
-    """Runs in the event loop; `put` and the rest are not for other threads. `bounded` tells that what is done with the
-    records is waited for no longer than some bound, and `opens` that this end opens connections, more than one."""
+    """Runs in the event loop; `put` and the rest are not for other threads. `bounded` says that waits for the handling
+    of records have a bound, and `opens` that this end opens connections, more than one."""
 
     def __init__(self, timeout: float, bounded: bool = True, opens: bool = False) -> None:
         self.timeout = timeout
@@ -63,7 +63,7 @@ class Stream:
         self.heard = self._wrote = self._now()
         self._waiting = False
         self._peer_waits = False
-        self.closed = False  # by the other end, in order: what it has said is to be done
+        self.closed = False  # by the other end, in order: its records come first
 
     # -- sending ---------------------------------------------------------------------------------------------------
 
@@ -99,7 +99,7 @@ class Stream:
     async def run(self, connection: Connected, receive: Callable[[Sequence[Record]], Awaitable[None]]) -> str:
         """Until the stream ends, on this connection; the reason why, or "" when one end closed it. Raises Broken, or
         what reading raises, where the connection ends and the stream does not. `receive` takes the records of a frame;
-        no more are read before it returns. What it raises goes through."""
+        no more are read before it returns. Its errors go through."""
         self._frames.go_on(connection.agreed.taken)
         self.heard = self._wrote = self._now()
         works = self._receiving(connection, receive), self._sending(connection), self._watching()
@@ -113,7 +113,7 @@ class Stream:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def end(self) -> None:
-        """It runs on no other connection: nobody waits for room, and nothing more is said."""
+        """It runs on no other connection: nothing waits for room, and nothing more is sent."""
         self._closing = True
         self._room.set()
 
@@ -176,7 +176,7 @@ class Stream:
         looked = self._now()
         while True:
             now = self._now()
-            # While this end did not run itself, it has read nothing of what the other has said.
+            # While this end did not run itself, it has read nothing from the other.
             slept = max(0.0, now - looked - 2 * self.timeout / 10)
             self.heard, self._wrote = (min(now, since + slept) for since in (self.heard, self._wrote))
             looked = now
@@ -190,7 +190,7 @@ class Stream:
 
     @property
     def silence(self) -> str:
-        """What is said of the other end where it says nothing."""
+        """The report about an end that is silent."""
         return f"nothing was heard from it for {self.timeout:g} s"
 
     @staticmethod
@@ -199,5 +199,5 @@ class Stream:
 
 
 def _size(head: bytes, data: bytes) -> int:
-    """What a frame counts, as long as it is kept."""
+    """The bytes that a frame counts, as long as it is kept."""
     return limits.RECORD_COST + len(head) + len(data)

@@ -140,8 +140,8 @@ class HostTree:
     # -- up --------------------------------------------------------------------------------------------------------
 
     def subscribe(self, mesh: int, receive: Receive, lost: Loss) -> None:
-        """From now on, call `receive` with what hosts say of this mesh, and `lost(host, reason)` for each host that is
-        lost, those that are lost already included. Both are called in one thread that all meshes share."""
+        """From now on, call `receive` with the messages of hosts about this mesh, and `lost(host, reason)` for each
+        host that is lost, those that are lost already included. Both are called in one thread that all meshes share."""
         with self._lock:
             self._subscribers[mesh] = receive, lost
             known = list(self._lost.items())
@@ -180,7 +180,7 @@ class HostTree:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Detach the hosts: what runs on them for this controller ends. Waits for it, at most for the timeout."""
+        """Detach the hosts: all that runs on them for this controller ends. Waits for it, at most for the timeout."""
         if os.getpid() != self._owner:
             return
         with self._lock:
@@ -203,7 +203,7 @@ class _Up:
         self._assembly = Assembly()
 
     def expect(self, hosts: int) -> asyncio.Future[Attached]:
-        """So many hosts are asked for: what is done when all have answered. In the loop."""
+        """So many hosts are asked for: a future that is done when all have answered. In the loop."""
         self._unheard = hosts
         self._infos: list[HostInfo] = []
         self._failures: list[tuple[int, str]] = []
@@ -231,7 +231,7 @@ class _Up:
                 self._infos += hosts
                 self._failures += failures
                 if len(self._infos) + len(self._failures) == self._unheard:
-                    if not self._failures:  # at once: what is heard of them next needs them
+                    if not self._failures:  # at once: the next messages about them need them
                         self._tree.hosts = (*self._tree.hosts, *self._infos)
                     self._answer.set_result(Attached(tuple(self._infos), tuple(self._failures)))
 

@@ -1,6 +1,6 @@
-"""What connects a controller with the workers of its mesh.
+"""The connection of a controller with the workers of its mesh.
 
-Commands are written here and waited for here; what they mean is the executor's business. This module holds what is the
+The connection writes commands and waits for them; their meaning is the executor's. This module has the part that is the
 same wherever the workers are; `local.py` has the connection to those on this host, `hosts.remote` that to other hosts.
 """
 
@@ -39,7 +39,7 @@ class ActorProcesses:
     """Processes of actors in which the workers of a mesh are."""
 
     name: str
-    """What the mesh is called there."""
+    """The mesh's name there."""
     processes: tuple[str, ...]
     """By rank."""
     owner: str
@@ -47,9 +47,10 @@ class ActorProcesses:
 
 
 class Connection(ABC):
-    """The started workers of a mesh. Safe to use from several threads; what says so is called with `lock` held.
+    """The started workers of a mesh. Safe to use from several threads; methods whose docstrings say so are called with
+    `lock` held.
 
-    `lost` is called when it is found that workers have ended.
+    It calls `lost` when it finds that workers have ended.
     """
 
     def __init__(self, mesh: MeshSpec, lost: Callable[[], None]) -> None:
@@ -65,7 +66,7 @@ class Connection(ABC):
         self.lost = lost
         self.staging = Space(STAGING_BYTES, restart=True)
         self.healing = False
-        self._concluded = False  # what the survivors of a death hold is known
+        self._concluded = False  # the answers of a death's survivors are known until they are waited for
         self._patience = 0.0  # until when they are waited for
         self.actor_processes: ActorProcesses | None = None
         self.hosts = 1
@@ -106,9 +107,9 @@ class Connection(ABC):
     ) -> None:
         """Give the workers a step; they see it after `publish`. With the lock held.
 
-        With `parts`, buffers for them to read from the staging area, `record` is told their offset there; a `plan` is
-        handed to each worker. Whatever interrupts this, the step is given whole or not at all. Where it was given
-        before this returns, `settle` does the rest.
+        With `parts`, buffers for them to read from the staging area, `record` gets their offset there; each worker gets
+        `plan`. Whatever interrupts this, the workers get the whole step or none of it. Where they get it before this
+        returns, `settle` does the rest.
         """
         given = False
         while not given:
@@ -122,7 +123,7 @@ class Connection(ABC):
         self._note(step)
 
     def _note(self, step: Step) -> None:
-        """What follows from a step's being given. Doing it again changes nothing."""
+        """The effects of giving a step. Doing them again changes nothing."""
         self.taken(step)
         if step.staged is not None:
             self.staging.take(*step.staged, step.sequence)
@@ -149,15 +150,15 @@ class Connection(ABC):
 
     @abstractmethod
     def taken(self, step: Step) -> None:
-        """Note what the step takes of the ring. To note it again changes nothing."""
+        """Note how much of the ring the step takes. To note it again changes nothing."""
 
     @abstractmethod
     def publish(self) -> None:
-        """Let the workers see what was written. With the lock held."""
+        """Let the workers see all commands that are written. With the lock held."""
 
     @abstractmethod
     def refresh(self) -> None:
-        """Take note of what the workers have finished, without waiting. With the lock held."""
+        """Take note of the steps that the workers have finished, without waiting. With the lock held."""
 
     # -- waiting ---------------------------------------------------------------------------------------------------
 
@@ -183,7 +184,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _look(self) -> None:
-        """While waiting: take in what has come, and raise where there is nothing left to wait for."""
+        """While waiting: read the workers' messages, and raise where there is nothing left to wait for."""
 
     @abstractmethod
     def _sleep(self, ranks: list[int]) -> None:
@@ -194,7 +195,7 @@ class Connection(ABC):
         return {}
 
     def measured(self, buffers: dict[int, torch.Tensor]) -> None:  # noqa: B027  local ones are mapped here
-        """Fill the buffers of workers on other hosts with what has been measured there."""
+        """Fill the buffers of workers on other hosts with the measurements made there."""
 
     @abstractmethod
     def pids(self) -> list[int]:
@@ -207,7 +208,7 @@ class Connection(ABC):
 
     @abstractmethod
     def news(self) -> None:
-        """Where a worker is known to have died, find out who and how. With the lock held."""
+        """Where a worker is known to have died, find out which and how. With the lock held."""
 
     def ready(self, program: str = "") -> None:
         """Raise where the mesh is closed or lost."""
@@ -293,8 +294,8 @@ class Connection(ABC):
         return self._concluded
 
     def ask_survivors(self, records: Mapping[int, Sequence[int]]) -> dict[int, torch.Tensor]:
-        """What workers answer that have ended their session, by rank: each is asked with its kind of packet, and what
-        stands in it behind the answer's number. Raises DeviceMeshError where one ends meanwhile."""
+        """The answers of workers that have ended their session, by rank: each is asked with its kind of packet, and the
+        text behind the answer's number. Raises DeviceMeshError where one ends meanwhile."""
         number = self._next_answer = self._next_answer - 1
         self.replies.expect(number)
         try:
@@ -331,7 +332,7 @@ class Connection(ABC):
 
     @abstractmethod
     def _hear(self) -> None:
-        """Take in what has come, also of deaths. With the lock held."""
+        """Read the workers' messages, also of deaths. With the lock held."""
 
     @abstractmethod
     def _stop_all(self) -> None:
@@ -356,7 +357,7 @@ class Connection(ABC):
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        self.closing = True  # seen by whoever waits with the lock held
+        self.closing = True  # seen by every thread that waits with the lock
         with self.lock:
             self._close()
 

@@ -73,7 +73,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         self._mesh = mesh
         self.place = Place.whole(mesh)
         self.plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
-        """What the workers know of plans that run on all of them, by identity."""
+        """The plans that run on all of the workers and that these know, by identity."""
         self._parts: dict[Shape, PartExecutor] = {}
         self._lock = self.connection.lock
         self.state = self.connection.state
@@ -116,7 +116,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
 
     # -- values ----------------------------------------------------------------------------------------------------
 
-    # What takes a `part` is for some of the workers, with the dims and numbers that they have there.
+    # With a `part`, a method is for some of the workers, with the dims and numbers that they have there.
 
     def put(
         self, tensor: torch.Tensor, type: TensorType, lent: bool = False, part: PartExecutor | None = None
@@ -153,7 +153,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             )
         self._flush_freed()
         blocks = Blocks.of(tensor.detach().cpu(), type, mesh)
-        rows = [block.numpy() for block in blocks.distinct]  # what has no data is refused before there is a command
+        rows = [block.numpy() for block in blocks.distinct]  # a tensor without data is refused first
         total = blocks.size * mesh.workers
         if total > ASK_ABOVE:
             memory.require(total, f"{type} on {mesh.workers} workers", memory.available_bytes)
@@ -186,8 +186,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         return made
 
     def settle(self) -> bool:
-        """Have all handles of steps that were given to the workers be where they belong, though a call was interrupted,
-        or is still under way further up in this thread. See `Executor.settle`."""
+        """Put all handles of steps that the workers have got where they belong, though a call was interrupted, or is
+        still under way further up in this thread. See `Executor.settle`."""
         if (step := self.state.last).bind is not None or not step.noted or self._moves:
             with self._lock:
                 self.connection.settle()
@@ -198,7 +198,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def give_up(self, handle: Handle | None, part: PartExecutor | None = None) -> bool:
         connection = self.connection
         with connection.lock:
-            connection.settle()  # a command that was given when the interrupt came, and which nobody would publish
+            connection.settle()  # a command of an interrupted call
             connection.publish()
             connection.refresh()
         first, behind = connection.finished(), self.state.next_command
@@ -311,7 +311,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 self._go_on_with_snapshots(step)
             if self._checks is not None:
                 self._go_on_with_checks(step)
-            # What a step replaces in Python is kept on the workers until the step is known to have worked.
+            # Values that a step replaces in Python stay on the workers until the step is known to have worked.
             if step.undo is not None or step.sequence - self._refreshed >= _REFRESH_EVERY:
                 self._refreshed = step.sequence
                 self.connection.refresh()
@@ -328,7 +328,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     # -- in order --------------------------------------------------------------------------------------------------
 
     def _give(self, step: Step) -> None:
-        """Give the workers a command, or give it to them once more, and what it needs before it."""
+        """Give the workers a command, or give it to them once more, and the plan and values that it needs before it."""
         assert step.again is not None
         known = step.again.known
         if known is not None and not known.loaded:
@@ -339,8 +339,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     def _number_for(
         self, record: PlanRecord, at: int, argument: Any, part: PartExecutor | None, held: list[RemoteTensor]
     ) -> float | int:
-        """What stands in the record for an argument that is not just a handle of the right type: a number's value, or
-        the id of the handle, which for a tensor that is put first goes to `held`."""
+        """The record's entry for an argument that is not just a handle of the right type: a number's value, or the id
+        of the handle. The handle of a tensor that is placed first goes to `held`."""
         dtype = record.dtypes[at]
         if dtype is not None:
             if isinstance(argument, torch.Tensor):
@@ -363,7 +363,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
         return owner if isinstance(owner, PartExecutor) else None
 
     def _refuse(self, record: PlanRecord, at: int, argument: object, part: PartExecutor | None = None) -> None:
-        """Raise what is wrong with an argument; return where nothing is."""
+        """Raise the error of a wrong argument; return where it is right."""
         spec = record.inputs[at]
         what = f"{spec.kind} {spec.label!r} of plan '{record.name}'"
         if not isinstance(argument, RemoteTensor):
@@ -423,8 +423,8 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     # -- being watched -------------------------------------------------------------------------------------------------
 
     def look(self) -> tuple[int, dict[int, int]]:
-        """How many commands the workers were given and have not finished, and how many bytes of memory each holds, by
-        rank: on other hosts, when this was last asked. Takes no lock, and waits for nothing."""
+        """How many commands the workers have got and not finished, and how many bytes of memory each holds, by rank: on
+        other hosts, when this was last asked. Takes no lock, and waits for nothing."""
         connection = self.connection
         if connection.closing:
             return 0, {}
@@ -468,7 +468,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
                 raise MonarchError(f"the mesh {self._mesh} is not being traced", hint="call trace_start() first.")
             recorder, self._recorder = self._recorder, None
             self._unsubscribe()
-        # A mesh that is closed, or has lost a worker, does nothing any more: what was measured is there all the same.
+        # A mesh that is closed, or has lost a worker, does nothing any more: its measurements are there all the same.
         with suppress(MonarchError):
             step = self._command_trace(0)
             self.until(step.sequence + 1)
@@ -573,7 +573,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
 
 
 def _bare(plan: Plan) -> Plan:
-    """What of a plan the workers need."""
+    """The part of a plan that the workers need."""
     parts = tuple([replace(part, plan=_bare(part.plan)) for part in plan.parts])
     return replace(plan, graph="", traced="", report=None, costs={}, parts=parts)
 

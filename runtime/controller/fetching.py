@@ -1,5 +1,4 @@
-"""What an executor reads of its values: it waits for them, and takes what workers hold from shared memory or asks for
-it."""
+"""An executor reads its values: it waits for them, and reads them from shared memory or asks the workers."""
 
 from __future__ import annotations
 
@@ -119,8 +118,8 @@ class Fetching(ABC):
     def _copied(
         self, remote: RemoteTensor, numbers: Sequence[int], start: int, quiet: bool
     ) -> list[torch.Tensor] | None:
-        """What workers with these numbers hold of a small result, where they have copied it with the step that made it,
-        and it still stands there."""
+        """The blocks of a small result that workers with these numbers have copied to shared memory with the step that
+        made it, where the copies are still there."""
         results, ranks = self.connection.results, remote.owner.place.ranks
         if not results or remote.copied is None or remote.taken_by is not None:
             return None

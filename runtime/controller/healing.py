@@ -1,4 +1,4 @@
-"""After a worker's death: which values are to go from which workers to which, and what the controller itself can place
+"""After a worker's death: which values go from which workers to which, and which ones the controller itself can place
 again. No I/O."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
 KEPT_BYTES = 64 << 20
-"""So much of what the controller placed is kept for as long as its handles live."""
+"""So many bytes of the tensors that the controller placed are kept for as long as their handles live."""
 
 _COPY_BYTES, _COPY_VALUES = 16 << 20, 256
 """The most that one command copies: workers that neither give nor get hold as much for a moment."""
@@ -26,14 +26,14 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class Located(NamedTuple):
-    """What a value is, and on which workers."""
+    """A value's type, and the workers that have it."""
 
     type: TensorType
     place: Place
 
 
 def located(handle: RemoteTensor) -> Located:
-    """What a handle's value is, and where."""
+    """The type and the workers of a handle's value."""
     return Located(handle.type, handle.owner.place)
 
 
@@ -48,8 +48,8 @@ class _Kept:
 
 
 class Placed:
-    """What was placed by the controller, and of which some worker has the only copy: kept until no step can need it;
-    at most `KEPT_BYTES` of it for longer than the steps that are under way."""
+    """Tensors that the controller placed, and of which some worker has the only copy: kept until no step can need them;
+    at most `KEPT_BYTES` of them for longer than the steps that are under way."""
 
     def __init__(self, state: ControllerState) -> None:
         self._state = state
@@ -64,7 +64,7 @@ class Placed:
             self._look_at = 64 + 2 * len(self._kept)
 
     def forget(self) -> None:
-        """Let go of what no step needs any more."""
+        """Drop the tensors that no step needs any more."""
         state, room, kept = self._state, KEPT_BYTES, []
         for each in reversed(self._kept):
             handle = each.handle()
@@ -86,18 +86,19 @@ class Placed:
         return any(each.id == id for each in self._kept)
 
     def moved(self, handles: Mapping[int, RemoteTensor]) -> None:
-        """The values stand behind other handles from now on, by their ids; what is not there is of no use any more."""
+        """The values belong to other handles from now on, by their ids; a tensor whose handle is not among them is of
+        no use any more."""
         kept = [each for each in self._kept if each.id in handles]
         self._kept = [replace(each, handle=weakref.ref(handles[each.id])) for each in kept]
 
     def steps(self) -> dict[int, list[Step]]:
-        """How to place again what is kept, by handle."""
+        """How to place the kept tensors again, by handle."""
         return {each.id: each.steps for each in self._kept}
 
 
 class Handles:
-    """All handles of a mesh that anything in this process refers to. Interrupted or not, and whoever adds meanwhile, it
-    knows each that lives."""
+    """All handles of a mesh that anything in this process refers to. It has each handle that lives, also where calls
+    are interrupted and several threads add handles."""
 
     def __init__(self) -> None:
         self._known: dict[int, weakref.ref[RemoteTensor]] = {}
@@ -121,8 +122,8 @@ class Handles:
 
 
 def find_sources(type: TensorType, place: Place, holders: Set[int]) -> Pairs | None:
-    """Who is to give a value to each worker of its place that lacks it, where only `holders` have it: one that holds
-    the same block. None where some worker's block is with nobody."""
+    """Which worker gives a value to each worker of its place that lacks it, where only `holders` have it: one with the
+    same block. None where no worker has some worker's block."""
     blocks = blocks_by_rank(type, place)
     first: dict[tuple[int, ...], int] = {}
     for rank in sorted(holders):
@@ -158,7 +159,7 @@ def copies(
 
 
 def operands(step: Step, whole: Place) -> dict[int, Located]:
-    """The values that a step reads which is to be given again. `whole` is where steps are that say nothing else."""
+    """The values that a step reads which the workers get again. `whole` is the place of steps that name no other."""
     if step.again is None or step.again.known is None:
         return {}
     known = step.again.known

@@ -1,4 +1,4 @@
-"""What an executor does for actors in its workers' processes: values go to them and come from them by reference."""
+"""The executor's part for actors in its workers' processes: values go to them and come from them by reference."""
 
 from __future__ import annotations
 

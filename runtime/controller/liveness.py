@@ -1,10 +1,12 @@
-"""Who keeps a mesh from coming further, and its end where nobody calls: looked at twice a second, in one thread.
+"""One thread looks twice a second which worker keeps a mesh from coming further, and whether a mesh has ended while
+nobody calls.
 
 A mesh that has work and on which no worker has come further for a while (the setting `stall_warning`) is reported on
-standard error: the step, who has not arrived and what it is doing, who waits for it. It is no error by itself, for ops
-may take long, and debuggers too. It becomes one where a worker that others wait for was stopped by a signal and stays
-so (`stopped_worker_timeout`): then whoever waits for the mesh is told. Nothing of this is on the way of a step: workers
-say how far they are in shared memory, as ever, and are asked where they are only for a report.
+standard error: the step, the workers that have not arrived and their stacks, and the workers that wait for them. It is
+no error by itself, for ops may take long, and debuggers too. It becomes one where a worker that others wait for was
+stopped by a signal and stays so (`stopped_worker_timeout`): then all that wait for the mesh raise its error. A step
+does no work for this: workers write their progress to shared memory, as ever, and the thread asks for their stacks only
+for a report.
 """
 
 from __future__ import annotations
@@ -30,13 +32,13 @@ _SHOWN = 4
 
 
 class Watched(Protocol):
-    """What of a `Connection` is watched."""
+    """The part of a `Connection` that this thread watches."""
 
     state: ControllerState
     lock: threading.RLock
     closing: bool
     told: bool
-    """Whether somebody was told of the mesh's end."""
+    """Whether the mesh's end was reported."""
 
     exact: bool
     """Whether `marks` tells of all that changes."""
@@ -45,7 +47,7 @@ class Watched(Protocol):
         """How many commands all workers have finished. Takes no lock."""
 
     def asked(self) -> int:
-        """How many commands the workers were given, and see. Takes no lock."""
+        """How many commands the workers have got, and see. Takes no lock."""
 
     def marks(self) -> Sequence[int]:
         """How far the workers are. Takes no lock."""
@@ -54,14 +56,15 @@ class Watched(Protocol):
         """The workers by rank; those of a host that does not answer are left out."""
 
     def lose(self, rank: int, how: str) -> None:
-        """This worker is the end of the mesh, which whoever waits for it hears. Takes no lock: they may have it."""
+        """This worker is the end of the mesh: all waits for the mesh raise this error. Takes no lock: the waiting
+        threads may have it."""
 
     def take_in(self) -> None:
-        """Take in what has come, without waiting. With the lock held. Raises MonarchError where the mesh has ended."""
+        """Read the workers' messages, without waiting; with the lock held. Raises MonarchError where the mesh ended."""
 
 
 class Stall:
-    """Since when nothing has changed. Pure: it is told the time and what there is to see."""
+    """Since when nothing has changed. Pure: its caller gives the time and the workers' progress."""
 
     def __init__(self, now: float) -> None:
         self.since = self._looked = now
@@ -95,7 +98,7 @@ def behind(seen: Mapping[int, WorkerProgress]) -> list[int]:
 
 
 def report(state: ControllerState, step: Step | None, seen: Mapping[int, WorkerProgress], seconds: float) -> str:
-    """What keeps a mesh from coming further in a step."""
+    """The workers that keep a mesh from coming further in a step."""
     late = behind(seen) if seen else []
     what = "what it was given" if step is None else f"step {step.sequence} ('{step.name}')"
     lines = [f"monarch: {what} on {state.mesh} has not come further for {seconds:.0f} s."]
@@ -140,7 +143,7 @@ class Watch:
         connection, state = self._connection, self._connection.state
         if connection.closing:
             return
-        if connection.lock.acquire(blocking=False):  # or else who has it takes in what comes, and waits perhaps
+        if connection.lock.acquire(blocking=False):  # otherwise its owner reads replies
             try:
                 connection.take_in()
                 self._died = False  # or it was healed
@@ -165,7 +168,7 @@ class Watch:
             say(report(self._connection.state, step, seen, now - self._stall.since))
 
     def _lose_stopped(self, now: float) -> None:
-        """Where what was reported lasts, a worker that a signal has stopped is the end of the mesh."""
+        """Where a reported stall lasts, a worker that a signal has stopped is the end of the mesh."""
         connection = self._connection
         seen = connection.seen()
         stopped = [rank for rank in behind(seen) if seen[rank].stopped] if seen else []
@@ -174,7 +177,7 @@ class Watch:
             connection.lose(stopped[0], f"has been stopped by a signal for {now - self._stall.since:.0f} s")
 
     def _ended(self, error: MonarchError) -> None:
-        """Where nobody calls, as during a compile, the end is told here, a moment later."""
+        """Where nobody calls, as during a compile, this reports the end, a moment later."""
         if self._died and not self._connection.told and not self._connection.closing:
             self._connection.told = True
             say(f"monarch: {error.message}\n  What uses the mesh next raises this as DeviceMeshError.\n")

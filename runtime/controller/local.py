@@ -1,7 +1,7 @@
 """The connection to workers on this host, in processes of their own or in those of actors.
 
-Commands go through shared memory. What workers say is read when the controller happens to come by: there is no thread
-for it.
+Commands go through shared memory. The controller reads the workers' messages at its own calls: there is no thread for
+it.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class LocalConnection(Connection):
         return given
 
     def _stage(self, offset: int, parts: Sequence[Any], last: Step) -> None:
-        """Copy buffers into the staging area, one after the other, as long as no other step is given meanwhile, which
-        may use the same room."""
+        """Copy buffers into the staging area, one after the other, as long as the workers get no other step meanwhile,
+        which may use the same room."""
         window, state = self.workers.window, self.state
         at = window.geometry.staging + offset
         for part in parts:
@@ -237,8 +237,8 @@ class LocalConnection(Connection):
 
 
 def pack_plan(plan: Plan) -> bytes:
-    """A plan, where the object lies that its kernels were built into, and the custom ops that it calls, for workers
-    forked on this host."""
+    """A plan, the path of the object that has its kernels, and the custom ops that it calls, for workers forked on this
+    host."""
     native = plan.target == "cpu"
     kernels = build_kernels([step.args[1] for step in plan.all_instructions if native and step.op == "kernel"])
     return pickle.dumps((plan, kernels, definitions(plan)))

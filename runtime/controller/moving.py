@@ -1,4 +1,4 @@
-"""What an executor does where a mesh gets another size: its values go to the workers of another place."""
+"""The executor's part where a mesh gets another size: its values go to the workers of another place."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Moving(ABC):
 
     A started mesh keeps its workers. A smaller mesh is one on some of them, and the others hold and run nothing. So a
     value that is replicated along the mesh dim that changes need not move where the mesh shrinks, and is copied to the
-    further workers where it grows. Who shards a value anew makes a new one (`language.placing.resizing`).
+    further workers where it grows. Sharding a value anew makes a new one (`language.placing.resizing`).
     """
 
     connection: Connection
@@ -58,7 +58,7 @@ class Moving(ABC):
     place: Place
 
     _moves: deque[_Move | Callable[[], None]]
-    """What is left to be done of a move that has begun."""
+    """The commands that a move which has begun still has to give."""
 
     @abstractmethod
     def over(self, shape: Shape) -> MeshExecutor | PartExecutor: ...
@@ -136,7 +136,7 @@ class Moving(ABC):
         self.until(self.state.next_command)  # no step that is under way knows the handles
         with self._lock:
             self.connection.enter()
-            # Those without a value go along, so that whoever uses them is told why.
+            # Handles without a value go along, so that reading them raises the reason.
             moves: list[_Move | Callable[[], None]] = [
                 _Move.of(handle, handle, to)
                 for handle in self._handles.live()
@@ -163,7 +163,7 @@ class Moving(ABC):
             self.snapshots(self.kept_snapshots.every, self.kept_snapshots.copies)
 
     def _finish_moves(self) -> None:
-        """Do what is left of a move. To do it again changes nothing."""
+        """Give the rest of a move's commands. Doing so again changes nothing."""
         moves = self._moves
         while moves:
             move = moves[0]

@@ -31,7 +31,7 @@ class PartExecutor:
         self.whole = whole
         self.place = Place.of(shape)
         self.plans: dict[int, tuple[weakref.ref[Plan], PlanRecord]] = {}
-        """What the workers know of plans that run here, by identity."""
+        """The plans that run here and that the workers know, by identity."""
 
     @property
     def mesh(self) -> MeshSpec:

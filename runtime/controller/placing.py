@@ -1,4 +1,4 @@
-"""Placing a tensor of the controller's on the workers: which blocks there are, and who gets which."""
+"""Placing a tensor of the controller's on the workers: which blocks there are, and which worker gets which."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _sharing(type: TensorType, mesh: MeshSpec) -> tuple[list[int], list[int]]:
     firsts: list[int] = []
     of_worker: list[int] = []
     for rank, key in enumerate(places_of(type, mesh)):
-        # A partial value that is placed lies in the first place along its mesh dims.
+        # A partial value that is placed is in the first place along its mesh dims; the others have zeros.
         key = tuple(min(at, 1) if name in partial else at for name, at in zip(mesh.names, key, strict=True))
         if key not in numbers:
             numbers[key] = len(firsts)

@@ -1,8 +1,7 @@
-"""The trace of the steps of a mesh that is measured: what the controller did, and what its workers noted
-(`shared.measured`).
+"""The trace of the steps of a measured mesh: the controller's spans, and the workers' notes (`shared.measured`).
 
-Times of workers on other hosts are put on the controller's clock, as well as messages there and back tell how the two
-differ; their buffers come at the end.
+Times of workers on other hosts are put on the controller's clock, as exactly as messages there and back show how the
+two differ; their buffers come at the end.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ KINDS = {
 
 
 class Recorder:
-    """The controller's side: what it did, the plans that ran, and the workers' buffers by rank."""
+    """The controller's side: its spans, the plans that ran, and the workers' buffers by rank."""
 
     def __init__(self, mesh: MeshSpec, executor: weakref.ref[Any]) -> None:
         self.mesh = mesh
@@ -71,7 +70,7 @@ class Recorder:
                 self._plans[number, at] = each
 
     def trace(self) -> Trace:
-        """What has been measured so far. Workers may be running, or gone."""
+        """The measurements so far. Workers may be running, or gone."""
         at = {key: index for index, key in enumerate(self._plans)}
         steps: list[Step] = []
         handled: list[Handled] = []

@@ -21,7 +21,7 @@ from monarch.runtime.shared.place import Place
 _SHOWN = 16
 
 Names = Callable[[], Iterable[tuple[str, Handle]]]
-"""What the user's program calls values, as of now."""
+"""The names of values in the user's program, as of now."""
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class Replicas:
         self._asked: tuple[_Asked, ...] = ()
 
     def ran(self, step: Step) -> None:
-        """A step was given to the workers."""
+        """The workers have got a step."""
         self._commits += step.commits
         self.due = self.due or (self._every > 0 and self._commits >= self._every)
 
     def ask(self, live: Iterable[RemoteTensor]) -> Iterator[tuple[Step, bytes]]:
-        """The commands that are to be given now, behind all that makes the `live` handles."""
+        """The commands to give now, behind all that make the `live` handles."""
         names = {handle.id: name for name, handle in self._names() if isinstance(handle, RemoteTensor)}
         values = [
             (handle.id, (names.get(handle.id, "a value"), located(handle)))
@@ -81,17 +81,17 @@ class Replicas:
         return [asked.step for asked in self._asked]
 
     def left(self) -> None:
-        """What is under way is given up: a call was interrupted, or the mesh has lost workers."""
+        """The check under way is given up: a call was interrupted, or the mesh has lost workers."""
         self._asked, self.due = (), True
 
     def compare(self, answers: Mapping[int, Mapping[int, torch.Tensor]]) -> list[Difference]:
-        """What the workers' sums say, by command and worker; the check is over with that."""
+        """The workers' sums, by command and worker; the check is over with that."""
         asked, self._asked = self._asked, ()
         return [each for one in asked for each in _differences(one.values, answers[one.step.sequence])]
 
 
 def error_of(found: Sequence[Difference], mesh: MeshSpec, host_of: Callable[[int], str]) -> ReplicaError:
-    """What the user is told of differences."""
+    """The user's message about differences."""
     everyone = Place.whole(mesh)
     decided = [each for each in found if each.right]
     wrong = tuple(sorted({rank for each in decided or found for rank in each.wrong}))

@@ -1,4 +1,4 @@
-"""What the workers send up: failures, values, counts. Kept for whoever asked."""
+"""The workers' messages: failures, values, counts. Kept for the calls that asked."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _tensor(kind: int, body: memoryview, file: int) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
     if file == wire.LOST_FILE:
         raise _not_taken_in(body, os.strerror(errno.EMFILE))
-    if file < 0 and kind == wire.BUFFER_FILE:  # on another host: what is in it comes when measuring ends
+    if file < 0 and kind == wire.BUFFER_FILE:  # on another host: its content comes when measuring ends
         return torch.zeros(shape, dtype=dtype)
     if file < 0:
         return torch.frombuffer(bytearray(body[start:]), dtype=dtype).view(shape)

@@ -1,5 +1,5 @@
-"""What an executor does against deaths of workers, and after one: it takes snapshots, reads what was done from those
-that live, and heals the mesh."""
+"""The executor's part against deaths of workers: it takes snapshots, reads from the survivors which steps were done,
+and heals the mesh."""
 
 from __future__ import annotations
 
@@ -47,15 +47,15 @@ logger = logging.getLogger("monarch")
 
 @dataclass
 class _Survey:
-    """What is left after a death."""
+    """The state of a mesh after a death."""
 
     values: dict[int, Located]
-    """The values that workers are to have before steps are given again."""
+    """The values that workers need before they get steps again."""
     held: set[int]
     """All that some worker has."""
     lost: dict[int, Located] = field(default_factory=dict)
     pairs: dict[tuple[Pairs, MeshSpec], dict[int, TensorType]] = field(default_factory=dict)
-    """What is to be copied, by who gives it to whom."""
+    """The values to copy, by the worker that gives them and the one that takes them."""
     again: list[Step] = field(default_factory=list)
     """Steps that place values."""
     way_back: list[bytes] | None = None
@@ -79,15 +79,15 @@ class Restoring(ABC):
         self.kept_snapshots: Snapshots | None = None
         self._checks: Replicas | None = None
         self._found: ReplicaError | None = None
-        """What a check in the background has found, and nobody was told of yet."""
+        """The error that a check in the background has found, and that no call has raised yet."""
         self._waiting: deque[Step] = deque()
-        """Steps that are to be given again, while the mesh is healed."""
+        """Steps that the workers get again, while the mesh is healed."""
         self._restoring = False  # a session has begun in which workers have not all that they are to have
         self._gave_up = False  # the last healing has given up states
 
     @abstractmethod
     def _give(self, step: Step) -> None:
-        """Give the workers a command, or give it to them once more, and what it needs before it."""
+        """Give the workers a command, or give it to them once more, and the plan and values that it needs before it."""
 
     @abstractmethod
     def until(self, commands: int, place: Place | None = None) -> None:
@@ -129,7 +129,8 @@ class Restoring(ABC):
                     self._go_on_with_snapshots()
 
     def _go_on_with_snapshots(self, step: Step | None = None) -> None:
-        """Take one, or send what is to be sent, behind a step. A death is told by the next call: the step was given."""
+        """Take a snapshot, or send the pieces that are due, behind a step. The next call raises a death: the step was
+        given."""
         snapshots = self.kept_snapshots
         assert snapshots is not None
         if step is not None:
@@ -160,7 +161,7 @@ class Restoring(ABC):
             self._raise_found()
 
     def _go_on_with_checks(self, step: Step | None = None) -> None:
-        """Have the workers add up their bits where that is due, behind a step, or compare what they have answered."""
+        """Have the workers add up their bits where that is due, behind a step, or compare their answers."""
         checks = self._checks
         assert checks is not None
         if step is not None:
@@ -181,7 +182,7 @@ class Restoring(ABC):
         self.connection.publish()
 
     def _compare(self, checks: Replicas) -> None:
-        """Wait for the workers' answers, and note what they say. Workers that differ from most others are lost."""
+        """Wait for the workers' answers, and note them. Workers that differ from most others are lost."""
         steps, connection = checks.steps(), self.connection
         try:
             for step in steps:
@@ -204,7 +205,7 @@ class Restoring(ABC):
             tell(Failure(self._mesh, error))
 
     def _raise_found(self) -> None:
-        """Raise what a check has found, once."""
+        """Raise the error that a check has found, once."""
         self.connection.ready()
         if self._found is not None:
             error, self._found = self._found, None
@@ -213,7 +214,7 @@ class Restoring(ABC):
     # -- after a death -----------------------------------------------------------------------------------------------
 
     def _from_survivors(self, remote: RemoteTensor, ranks: Sequence[int]) -> list[torch.Tensor]:
-        """What workers hold of a value, from those that live and hold the same. Raises LostError where nobody does."""
+        """The blocks of a value, from survivors that have the same. Raises LostError where no worker has one."""
         with self._lock:
             if not self.connection.await_survivors(PATIENCE):
                 late = ", ".join(map(str, self.state.expected))
@@ -260,7 +261,7 @@ class Restoring(ABC):
             return True
 
     def _is_whole(self) -> bool:
-        """Whether all workers are there, and nothing is left to be given to them again."""
+        """Whether all workers are there, and no step remains to be given to them again."""
         connection = self.connection
         if connection.closing:
             raise MonarchError(f"the mesh {self._mesh} is closed")
@@ -280,7 +281,7 @@ class Restoring(ABC):
             return Loss(gone, tuple(lines), {rank: self.connection.host_of(rank) for rank in gone})
 
     def _survey(self) -> _Survey:
-        """Find out who is left, and with what; give up the steps that are not to be applied."""
+        """Find out which workers are left, and with which values; give up the steps that must not be applied."""
         connection, state, mesh = self.connection, self.state, self._mesh
         state.give_up(f"healing {mesh} was interrupted")  # where nothing else has happened: a session anew
         if not connection.await_survivors(_HEAL_SECONDS, anew=True):
@@ -328,7 +329,7 @@ class Restoring(ABC):
         )
 
     def _found_by(self, tables: Mapping[int, set[int]]) -> _Survey:
-        """What is left, of the values that these workers have."""
+        """The blocks that are left of the values that these workers have."""
         alive = list(tables)
         found = _Survey(self._needed(), set().union(*tables.values()))
         placed, live = self._placed.steps(), {handle.id: handle for handle in self._handles.live()}
@@ -349,7 +350,7 @@ class Restoring(ABC):
         return found
 
     def _copies(self, remote: RemoteTensor, ranks: Sequence[int]) -> dict[int, torch.Tensor]:
-        """What these workers hold of a small result, from copies that stand; by rank."""
+        """The blocks of a small result on these workers, from copies in shared memory; by rank."""
         if remote.copied is None or not self.state.places.has(remote.copied[0]):
             return {}
         (at, small), place, results = remote.copied, remote.owner.place, self.connection.results
@@ -359,8 +360,8 @@ class Restoring(ABC):
         return {rank: value for rank, value in found.items() if value is not None}
 
     def _from_copies(self, remote: RemoteTensor | None, holders: Set[int]) -> Step | None:
-        """What gives a small result to the workers that are not among its `holders`, where all copies of it stand that
-        this takes."""
+        """The commands that give a small result to the workers that are not among its `holders`, where all copies that
+        this takes are still in shared memory."""
         if remote is None:
             return None
         lacking = [rank for rank in remote.owner.place.ranks if rank not in holders]
@@ -387,7 +388,7 @@ class Restoring(ABC):
             if not give_up:
                 raise LostError(message, hint=hint)
             self._drop_waiting(message)
-            found = self._survey()  # what those steps need is of no use any more
+            found = self._survey()  # the values that only those steps need are of no use any more
         gone = dict(sorted(state.gone.items()))
         pairs, again, way_back = found.pairs, found.again, found.way_back
         made: set[int] = set()
@@ -449,7 +450,7 @@ class Restoring(ABC):
         self._give(step)
 
     def _fail_dependent(self) -> None:
-        """Of the steps that wait, those that need what a failed step was to make cannot be given again."""
+        """Steps that wait and need a result of a failed step cannot be given again."""
         causes = {handle.id: handle.step.error for handle in self._handles.live() if handle.step.error is not None}
         for step in tuple(self._waiting):
             cause = next((causes[id] for id in operands(step, self.place) if id in causes), None)
@@ -460,13 +461,13 @@ class Restoring(ABC):
                 self.state.depend(step, cause)
 
     def _needed(self) -> dict[int, Located]:
-        """The values that workers are to have before steps are given again."""
+        """The values that workers need before they get steps again."""
         waiting = set(self._waiting)
         makes = {id for step in waiting if step.again is not None for id in step.again.makes}
         values: dict[int, Located] = {}
         for handle in self._handles.live():
             if handle.step.error is not None:
-                handle.taken_by = handle.step  # whoever uses it is told
+                handle.taken_by = handle.step  # reading it raises this error
             elif (
                 handle.step.noted and handle.id not in makes and (handle.taken_by is None or handle.taken_by in waiting)
             ):
@@ -476,12 +477,12 @@ class Restoring(ABC):
         return values
 
     def _refused(self, lost: Mapping[int, Located], states: Sequence[tuple[str, Handle]]) -> list[tuple[str, Located]]:
-        """What is lost of states, and of what steps need that are to be given again."""
+        """The lost values among states, and among the values that steps which are given again need."""
         needed = {id for step in self._waiting for id in operands(step, self.place)}
         return self._lost_states(lost, states) + [("an argument", lost[id]) for id in needed & lost.keys()]
 
     def _drop_waiting(self, why: str) -> None:
-        """Give up the steps that were to be given again: all state goes back, to before them."""
+        """Give up the steps that were to run again: all state goes back, to before them."""
         logger.warning("%s", why)
         self._gave_up = True
         cause = DeviceMeshError(
@@ -493,7 +494,7 @@ class Restoring(ABC):
         self._waiting.clear()
 
     def _mark_lost(self, lost: Mapping[int, Located]) -> None:
-        """Have whoever uses what is lost be told."""
+        """Mark lost values, so that reading them raises the reason."""
         for handle in self._handles.live():
             if handle.id in lost:
                 step = Step("lost")
@@ -506,7 +507,7 @@ class Restoring(ABC):
     def _lost_states(
         self, lost: Mapping[int, Located], states: Sequence[tuple[str, Handle]]
     ) -> list[tuple[str, Located]]:
-        """Those of the states that are among what is lost."""
+        """The states among the lost values."""
         found: list[tuple[str, Located]] = []
         for name, handle in states:
             with suppress(MonarchError):

@@ -27,7 +27,7 @@ from monarch.runtime.shared import wire
 from monarch.runtime.shared.place import Place
 
 LOG_BYTES, LOG_STEPS = 256 << 20, 4096
-"""So much of what was asked since a snapshot is kept before the next one is taken early, and four times as much at
+"""So many bytes of commands since a snapshot are kept before the next one is taken early, and four times as much at
 most."""
 
 logger = logging.getLogger("monarch")
@@ -55,7 +55,7 @@ class _Taken:
     values: dict[int, Located] | None = None
     """Those that are in it, once that is known."""
     pieces: deque[bytes] = field(default_factory=deque)
-    """What is still to be sent."""
+    """The pieces that are still to be sent."""
     at_once: int = 1
     sent: list[Step] = field(default_factory=list)
 
@@ -92,7 +92,7 @@ class Snapshots:
         return self._taken is not None
 
     def ran(self, step: Step) -> None:
-        """A step was given to the workers."""
+        """The workers have got a step."""
         self._commits += step.commits
         self.due = self.due or self._commits >= self.every or self._fills(1)
         if self._whole is not None and self._fills(4):
@@ -118,7 +118,7 @@ class Snapshots:
         return self._state.log
 
     def take(self, live: Sequence[RemoteTensor]) -> tuple[Step, bytes]:
-        """Take one: the command, which is to be given now, behind all that makes the `live` handles."""
+        """Take a snapshot: the command to give now, behind all that make the `live` handles."""
         candidates = [
             (each.id, located(each), each.step, each.taken_by)
             for each in live
@@ -130,7 +130,7 @@ class Snapshots:
         return taken.take, wire.numbers(wire.TAKE, taken.number, self.number)
 
     def send(self) -> Iterator[tuple[Step, bytes]]:
-        """What is to be given now of the one that was taken."""
+        """The commands to give now for the snapshot under way."""
         taken = self._taken
         if taken is None or not self._is_done(taken.take) or not self._is_given(taken.sent):
             return
@@ -157,7 +157,7 @@ class Snapshots:
             self._finish(taken)
 
     def _is_given(self, steps: Sequence[Step]) -> bool:
-        """Whether all of them were given to the workers. Where a call was interrupted, the snapshot is given up."""
+        """Whether the workers have got all of them. Where a call was interrupted, the snapshot is given up."""
         if not all(step.noted for step in steps):
             self._taken, self.due = None, True
         return self._taken is not None
@@ -231,7 +231,7 @@ class Snapshots:
         return set(self._whole.values).union(*(again.makes for _, again in self._since()))
 
     def replay(self) -> list[Step]:
-        """The steps that are to be given again behind the way back, in order."""
+        """The steps that the workers get again behind the way back, in order."""
         since = self._since()
         for step, again in since:
             step.again = again

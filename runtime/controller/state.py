@@ -1,5 +1,5 @@
-"""What the controller knows of its mesh: steps under way (`steps.py`), and what went wrong. Pure: it is told what
-happens (`finished`, `report`, `died`) and decides what that means; it reads no socket and no shared memory.
+"""What the controller knows of its mesh: steps under way (`steps.py`), and their failures. Pure: its methods
+(`finished`, `report`, `died`) take events and decide what follows; it reads no socket and no shared memory.
 
 A signal's handler may run between any two lines of the controller, in the middle of a method: it may raise, so that the
 rest of the method never runs, or use the mesh itself before the method goes on. So each method can be run again from
@@ -51,7 +51,7 @@ _GO_ON = "monarch.heal_mesh(mesh) goes on from here, with what the other workers
 
 
 def _last_words(exit: Exit) -> str:
-    """The hint on a worker's end: what it printed last, and what to do."""
+    """The hint on a worker's end: its last output, and what to do."""
     hint = [_GO_ON]
     if exit.status == -Signals.SIGKILL:
         hint.append("A worker that was killed by SIGKILL was most often killed for memory: look at the kernel's log.")
@@ -62,12 +62,12 @@ def _last_words(exit: Exit) -> str:
 
 class ControllerState:
     def __init__(self, mesh: MeshSpec, failed: Callable[[DeviceMeshError], object] = lambda error: None) -> None:
-        """`failed` is told of each step that fails, and of the mesh's being lost."""
+        """`failed` is called for each step that fails, and when the mesh is lost."""
         self.mesh = mesh
         self._whole = Place.whole(mesh)
         self._tell = failed
         self.last = Step("start")
-        """The newest step: it is given to the workers in the moment in which it comes to stand here."""
+        """The newest step: the workers get it in the moment in which this is set."""
         self.last.noted = True
         self.first = 0
         """The session's first command."""
@@ -82,8 +82,8 @@ class ControllerState:
         self.doubts: dict[int, int] = {}
         """After a death, the workers that ask whether others have passed the commit of a step."""
         self.told: dict[Place | None, int] = {}
-        """By place, the first step of which somebody was told that a death stopped it: it, and those behind it on that
-        place, are dropped."""
+        """By place, the first step whose stop by a death was reported: it, and those behind it on that place, are
+        dropped."""
         self.committed: dict[Place | None, int] = {}
         """By place, the last step that is known to have replaced state."""
         self._under_way: deque[Step] = deque()
@@ -101,7 +101,7 @@ class ControllerState:
         return self.last.sequence + 1
 
     def note(self, step: Step) -> None:
-        """Note that the workers are given a step. To note it again changes nothing."""
+        """Note that the workers get a step. To note it again changes nothing."""
         for handle in step.donated:
             handle.taken_by = handle.taken_by if step.noted else step
         if self.log is not None and not step.noted and step.again is not None:
@@ -160,8 +160,8 @@ class ControllerState:
         self.finished_commands = commands if commands > self.finished_commands else self.finished_commands
 
     def finished_by(self, commands: Mapping[int, int]) -> None:
-        """So many commands has each of these workers finished, and all reports of theirs are in: what follows from
-        steps that concern some workers alone, and that these have finished."""
+        """Each of these workers has finished so many commands, and all their reports are in: the effects of steps that
+        concern some workers alone, and that these have finished."""
         for step in tuple(self._under_way):
             if step.place is not None and not step.ended and self._finished_by(step, commands):
                 self._end(step)
@@ -217,7 +217,7 @@ class ControllerState:
         """For a state that a failed step was to make: the newest value of it that there is, or that was lost. Raises
         what `check` raises where there is none."""
         handle = self.newest(handle)
-        if not isinstance(handle.step.error, LostError):  # who reads it is told
+        if not isinstance(handle.step.error, LostError):  # reading it raises the error
             self.check(handle.step)
         return handle
 
@@ -263,9 +263,9 @@ class ControllerState:
         return [rank for rank in range(self.mesh.workers) if rank not in known]
 
     def verdicts(self) -> dict[int, tuple[int, bool]]:
-        """What those that asked are to be told, by rank: the step, and whether it is committed. To be asked for when
-        nobody is expected any more. A step is committed where any of those that it concerns has passed its commit: then
-        all of these had come to it, and what is left of it on each cannot fail."""
+        """The answers to the workers that asked, by rank: the step, and whether it is committed. Call this when no
+        further worker is expected. A step is committed where any worker that it concerns has passed its commit: then
+        all of these had come to it, and the rest of it cannot fail on any."""
         far = self.quiet | self.doubts
         steps = {step: self.step_of(step) for step in self.doubts.values()}
         judges = {at: self._whole.ranks if step is None else self._deciding(step) for at, step in steps.items()}
@@ -311,8 +311,8 @@ class ControllerState:
         return step.error is None and (step.ended or step.sequence < self.finished_commands)
 
     def lost_step(self, step: Step) -> MonarchError:
-        """The error of whoever needs a step that a death stopped: from now on it is not to be applied, nor is what is
-        behind it."""
+        """The error for a call that needs a step that a death stopped: from now on neither this step nor any behind it
+        is applied."""
         assert self.dead is not None
         if step.error is not None:
             return fresh(step.error)
@@ -321,7 +321,7 @@ class ControllerState:
         return error.knowing(step=step.sequence, program=step.name)
 
     def tell_of(self, step: Step) -> None:
-        """Somebody is told that a death stopped a step: it is not to be applied, nor is what is behind it there."""
+        """A call reports that a death stopped a step: neither this step nor any behind it there is applied."""
         self.told[step.place] = min(step.sequence, self.told.get(step.place, step.sequence))
 
     def refused(self, program: str) -> DeviceMeshError:
@@ -360,7 +360,7 @@ class ControllerState:
         return again
 
     def miss(self, step: Step) -> None:
-        """A step was to be given again, and its senders have gone on, and have not any more what it sends."""
+        """A step was to run again, but its senders have gone on, and no longer have the values that it sends."""
         assert self.dead is not None
         cause = DeviceMeshError(
             f"step {step.sequence} ('{step.name}') was dropped when the mesh was healed: {self.dead.message}",
@@ -371,7 +371,7 @@ class ControllerState:
         self.depend(step, cause.knowing(**{**self.dead.facts, "step": step.sequence, "mesh_lost": False}))
 
     def depend(self, step: Step, cause: MonarchError) -> None:
-        """A step that was to be given again needs what a failed one was to make: it fails likewise."""
+        """A step that was to run again needs a result of a failed one: it fails likewise."""
         step.error = fresh(cause)
         self._fail(step, [])
 
@@ -407,7 +407,7 @@ class ControllerState:
             step.previous = None
 
     def explain(self, reports: Sequence[Report], step: Step | None = None) -> MonarchError:
-        """One error from what the workers say: the first cause, and how far it reaches."""
+        """One error from the workers' reports: the first cause, and how far it reaches."""
         cause = min(reports, key=lambda report: (_KIND_RANK[report.kind], report.rank))
         if cause.kind == "dependent" and cause.root in self._failures:
             first = self._failures[cause.root]

@@ -1,4 +1,4 @@
-"""What the controller remembers of what it has given its workers: values, steps, and plans."""
+"""The controller's records of what its workers have: values, steps, and plans."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ class RemoteTensor:
     """Where workers copy it to (see `shared.results`)."""
 
     def __init__(self, id: int, type: TensorType, step: Step, owner: Owner, freed: deque[int]) -> None:
-        self.id, self._freed, self.taken_by = id, freed, None  # what `__del__` needs, which runs wherever this ends
+        self.id, self._freed, self.taken_by = id, freed, None  # for `__del__`, which runs wherever this ends
         self.copied = None
         self.type = type
         self.step = step  # that makes it
         self.owner = owner
 
     def __del__(self) -> None:
-        # May run at any point of any thread: an append is all that is safe. What a step has taken it has freed.
-        # An interrupt may have come before there was an id.
+        # May run at any point of any thread: an append is all that is safe. A step frees the values that it takes. An
+        # interrupt may have come before there was an id.
         try:
             if self.taken_by is None:
                 self._freed.append(self.id)
@@ -53,7 +53,7 @@ class RemoteTensor:
 
 
 class Step:
-    """A command. `sequence` is its number once the workers are given it, and -1 before."""
+    """A command. `sequence` is its number once the workers have got it, and -1 before."""
 
     __slots__ = (
         *("again", "at", "bind", "commits", "donated", "dropped", "ended", "error", "expects", "lost"),
@@ -87,8 +87,8 @@ class Step:
 
 @dataclass(eq=False, slots=True)
 class Replay:
-    """A command as it was given: its record, the buffers that it had in the staging area, the values that it makes, if
-    it runs no plan, and the plan that it runs."""
+    """A command as the workers got it: its record, the buffers that it had in the staging area, the values that it
+    makes, if it runs no plan, and the plan that it runs."""
 
     record: bytes | Callable[[int], bytes]
     parts: Sequence[Any] = ()
@@ -107,7 +107,7 @@ class Replay:
 
 
 class PlanRecord:
-    """A plan that the workers hold, with what `run` needs of it laid out for speed."""
+    """A plan that the workers have, with the parts that `run` needs laid out for speed."""
 
     def __init__(
         self, number: int, plan: Plan, types: dict[TensorType, TensorType], place: Place | None = None
@@ -131,9 +131,9 @@ class PlanRecord:
         self.struct = wire.run_struct(self.dtypes)
         self.donated = [at for at, donated in enumerate(plan.donated) if donated and self.dtypes[at] is None]
         self.owners: list[Owner] | None = None
-        """Of a plan of several parts, who takes its inputs' handles, in order."""
+        """Of a plan of several parts: for each input, the place that takes its handle, in order."""
         self.givers: list[Owner] = []
-        """Likewise who takes those of its outputs; empty for a plan without parts."""
+        """Likewise for each output; empty for a plan without parts."""
         receiving = [each for at, each in enumerate(plan.parts) if plan.senders and at not in plan.senders]
         self.receivers = tuple(rank for part in receiving for rank in part.place.ndslice)
         """Of a plan of which some parts only send, the workers of the others."""

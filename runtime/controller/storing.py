@@ -1,4 +1,4 @@
-"""What an executor does with files: workers write values there, and read them, while the controller looks on."""
+"""The executor's part in files: workers write values to them, and read them, while the controller looks on."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from monarch.runtime.controller.parts import PartExecutor
 
 _RECORD_BYTES = 128 << 10
-"""About the most that one command says; what is said of one tensor stays together."""
+"""About the most bytes that one command has; the entries of one tensor stay together."""
 _LOOK_SECONDS = 0.2
 _STOPPED_SECONDS = 0.002
 
@@ -68,7 +68,7 @@ class Storing(ABC):
     def _forget(self, step: Step) -> None: ...
 
     def writing(self, part: PartExecutor | None = None) -> WorkersWriting:
-        """See `Executor.writing`. With a part, of values that are there."""
+        """See `Executor.writing`. With a part, of values that the workers have."""
         return WorkersWriting(self, next(Storing._saves), part)
 
     def start(self, writing: WorkersWriting, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> None:
@@ -161,7 +161,7 @@ class Storing(ABC):
             writing.ended.set()
 
     def _ask_all(self, number: int, stop: int, *steps: Step) -> list[dict[str, Any]]:
-        """What each worker says of a save. Raises DeviceMeshError where one of its steps has failed."""
+        """Each worker's progress of a save. Raises DeviceMeshError where one of its steps has failed."""
         step = Step("saved")
         try:
             with self._lock:
@@ -186,7 +186,7 @@ class WorkersWriting:
         self.number = number
         self.part = part
         self.steps: list[Step] = []
-        """Those that the workers were given, and the one that they are being given."""
+        """The saves that the workers have got, and the one that they are getting."""
         self.ended = threading.Event()
         self.thread: threading.Thread | None = None
 

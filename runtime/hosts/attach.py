@@ -46,14 +46,14 @@ def attach(
 
 
 def default_transports(security: Security) -> list[str]:
-    """All, in order of preference; who attaches hosts with TLS does not trust the network."""
+    """All, in order of preference; a program that attaches hosts with TLS does not trust the network."""
     return [name for name in TRANSPORTS if not (security.uses_tls and name in IN_THE_CLEAR)]
 
 
 def security_from(
     tls: str | PathLike[str] | None, token: str | PathLike[str] | None, trusted_network: bool = False
 ) -> Security:
-    """What was given, or else what the environment says."""
+    """The caller's values, or else the environment's."""
     if tls is None and token is None:
         tls, token = settings.tls, settings.token
     if tls is not None and token is not None:

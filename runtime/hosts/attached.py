@@ -29,7 +29,7 @@ class AttachedHosts:
         self.tree = tree
         self.security = security
         self.before_close: list[Callable[[], None]] = []
-        """What is to be done while the hosts can still be told something."""
+        """Functions to call while the hosts can still be reached."""
         self._connect = connect
         self._joining, self._room = len(tree.hosts), room
         self._own = self._joining - spares

@@ -1,8 +1,8 @@
-"""What hosts have said about a mesh.
+"""The messages of hosts about a mesh.
 
-It comes in threads of the control plane's, and waits here until the controller reads it. Only what must not wait for
-the controller is done at once: workers that stand still after a failed step are released, those that wait for others
-which are behind are told how far these have come, and all hosts are told of a worker's end.
+They come in threads of the control plane's, and wait here until the controller reads them. Only three things must not
+wait for the controller, and are done at once: workers that stand still after a failed step are released, those that
+wait for others get the progress of these, and all hosts get the news of a worker's end.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Host(Protocol):
 
 
 class Tree(Protocol):
-    """What of `control.tree.HostTree` is needed here."""
+    """The part of `control.tree.HostTree` that this module needs."""
 
     @property
     def hosts(self) -> Sequence[Host]: ...
@@ -36,7 +36,7 @@ class Tree(Protocol):
 
 
 class Inbox:
-    """What the hosts have said about one mesh, and has not been read yet; and which hosts these are."""
+    """The unread messages of the hosts about one mesh; and which hosts these are."""
 
     def __init__(self, tree: Tree, number: int, hosts: Sequence[int]) -> None:
         self._tree = tree

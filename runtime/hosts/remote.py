@@ -38,7 +38,7 @@ from monarch.runtime.shared.results import Results
 from monarch.runtime.shared.ring import Space, record_size
 from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES
 
-_EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to be told
+_EXPLAIN_SECONDS = 2.0  # for the cause of a broken link to arrive
 _STOP_SECONDS = 10.0
 _ANSWER_SECONDS = 15.0
 _CLOCK_ROUNDS = 8
@@ -157,7 +157,7 @@ class RemoteConnection(Connection):
             say("commands", f"{self.mesh}: workers {ranks}, {ends}: {reasons}")
 
     def _told_by_all(self, kind: str, deadline: float) -> dict[int, Any]:
-        """What all hosts say of their workers, by rank."""
+        """The answers of all hosts about their workers, by rank."""
         told: dict[int, Any] = {}
         refused, explained = None, deadline
         while True:
@@ -253,17 +253,17 @@ class RemoteConnection(Connection):
             else:
                 for kind, data, head in group:
                     self._send(kind, data, **head)
-        for item in items:  # where this was interrupted they go once more, and hosts pass over what they have
+        for item in items:  # an interrupted call sends them once more, and hosts pass over those that they have
             self._items[: 1 if self._items[:1] == [item] else 0] = ()
 
     def _send(self, kind: str, data: Any = b"", **head: Any) -> None:
         try:
             self._inbox.send(kind, head, data)
-        except MonarchError as error:  # what comes after it would be out of order
+        except MonarchError as error:  # a later command would be out of order
             self.state.give_up(f"the mesh {self.mesh} has lost its hosts: {error.message}", error.hint)
             self.ready()
 
-    # -- what comes back -------------------------------------------------------------------------------------------
+    # -- messages of the hosts ------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
         while (message := self._inbox.first()) is not None:
@@ -298,7 +298,7 @@ class RemoteConnection(Connection):
                 "without it.",
             )
             self._put_back([place for place in places if place in self._before])
-        elif message.kind == "refused":  # while a death was told
+        elif message.kind == "refused":  # while a death was reported
             self._refuse(message)
         elif message.kind == "lost" and self._suspect is None:
             link = f"worker {head['rank']} (host {self._address(message.host)}) and worker {head['peer']} (host "
@@ -339,7 +339,7 @@ class RemoteConnection(Connection):
             try:
                 self.publish()
                 self._send("cancel", first=first, behind=behind)
-            except DeviceMeshError:  # the hosts are lost, as who asks next is told
+            except DeviceMeshError:  # the hosts are lost: the next call raises that
                 pass
         return True
 
@@ -390,7 +390,7 @@ class RemoteConnection(Connection):
                 self._inbox.wait(SLEEP_MILLISECONDS / 1000)
 
     def memory(self) -> dict[int, int]:
-        with suppress(MonarchError):  # all hosts are lost, which is told elsewhere
+        with suppress(MonarchError):  # all hosts are lost, which others report
             self._inbox.send("memory")
         return dict(sorted(self._memory.items()))
 
@@ -419,7 +419,7 @@ class RemoteConnection(Connection):
         found: dict[int, WorkerProgress] = {}
         try:
             self._inbox.send("look")
-        except MonarchError:  # all hosts are lost, which is told elsewhere
+        except MonarchError:  # all hosts are lost, which others report
             return found
         for message in self._answers("seen", self.hosts):
             found |= {int(rank): WorkerProgress(*seen) for rank, seen in json.loads(bytes(message.data)).items()}
@@ -458,7 +458,7 @@ class RemoteConnection(Connection):
         head = {"first": first, "ranks": list(ranks), "of": inbox.number, "left": sorted(lost)}
         if not lost:
             inbox.send("renew", head)
-        else:  # by another number: of this one hosts still have what the lost ones had said
+        else:  # by another number: hosts may still have messages of the lost ones about this one
             there = sorted({host for place, host in enumerate(hosts) if place not in lost})
             moving, before = set(self._moving), inbox.number
             self._before |= {place: inbox.hosts[place] for place in lost if place not in self._before}
@@ -474,7 +474,7 @@ class RemoteConnection(Connection):
                     logger.info("%s: host %s, which has joined, takes workers", self.mesh, host)
                 else:
                     logger.warning("%s: workers stay on host %s: no host that has joined takes them", self.mesh, host)
-            self._moving.clear()  # whatever comes now: they are there, unless their host refuses them or is lost
+            self._moving.clear()  # whatever comes now: they run, unless their host refuses them or is lost
             self.tree.unsubscribe(before)
         self._join()
         self._before.clear()

@@ -1,5 +1,5 @@
-"""What a host does for a controller: it starts its part of a mesh's workers, hands them their commands, and tells how
-far they are.
+"""A host's service for a controller: it starts its part of a mesh's workers, hands them their commands, and reports
+their progress.
 
     down   start     dims, host (the number of its place in the mesh), hosts, first (the number of the first command),
                      secret, transports, timeout, actor_processes:
@@ -76,7 +76,7 @@ _LIMIT = "A limit of that host is reached: on open files (ulimit -n) or processe
 
 
 class ActorsHere(Protocol):
-    """The controller's actors on this host: what `HostService` needs of them, and does not import."""
+    """The controller's actors on this host: the interface that `HostService` needs, without importing them."""
 
     def start(self, head: dict[str, Any], reached: dict[str, Any]) -> str:
         """Start an agent for them; gives its address. `reached` is how this host is: bind, advertise, tls. Raises
@@ -138,11 +138,11 @@ class HostService:
                 for part in parts:
                     if part.place in message.head["left"]:
                         part.stop()
-            for part in self.parts.get(message.mesh, ()):  # one that could not start is told the rest as well
+            for part in self.parts.get(message.mesh, ()):  # a part that could not start gets the rest as well
                 part.receive(message)
 
     def _tell(self, message: Message) -> None:
-        """What a part says: of progress the least of all parts of its mesh."""
+        """A part's messages: of progress the least of all parts of its mesh."""
         parts = self.parts.get(message.mesh, ())
         if message.progress and len(parts) > 1:
             with self._progress:
@@ -221,7 +221,7 @@ class _Part:
             head["settings"],
             int(head["first"]),
         )
-        self._buffers: dict[int, mmap.mmap] = {}  # what workers measure into, by rank
+        self._buffers: dict[int, mmap.mmap] = {}  # the buffers of the workers' measurements, by rank
         self._joined: dict[int, dict[str, Any]] = {}
         self._links: dict[int, dict[str, Any]] = {}
         self._stopping = False
@@ -229,7 +229,7 @@ class _Part:
         """How far the workers here are, as the controller knows it."""
         self._behind = 0
         self._exits: dict[int, Exit] = {}
-        """Those that were told of."""
+        """The deaths that were reported."""
         self._next = int(head["first"])  # the first command that has not come yet
         self._listener = threading.Thread(target=self._listen, name=f"mesh {number}", daemon=True)
         self._listener.start()
@@ -260,7 +260,7 @@ class _Part:
         self._number = message.mesh
         try:
             handler(message.head, message.data)
-        except _Stopping:  # a worker has died, which is told by the listener: the mesh takes no commands
+        except _Stopping:  # a worker has died, which the listener reports: the mesh takes no commands
             pass
         except OSError as error:  # of a limit: the end of this mesh, and of nothing else
             self._say("exited", rank=self.workers.ranks[0], how=f"cannot be given a command: {error}")
@@ -376,8 +376,8 @@ class _Part:
         self._reply(Message(kind, self._number, head=head, data=data))
 
     def _listen(self) -> None:
-        """Tell what the workers send, how far they are, and which of them end. Reports of a command are told before the
-        command counts as finished."""
+        """Report the workers' messages, their progress, and their ends. Reports of a command go before the command
+        counts as finished."""
         try:
             while True:
                 finished = self.workers.finished()
@@ -430,7 +430,7 @@ class _Part:
             raise _Stopping
 
     def _startup(self, rank: int, what: dict[str, Any]) -> None:
-        """See `worker.peers` for what a worker says before its first command."""
+        """See `worker.peers` for a worker's messages before its first command."""
         if "address" in what:
             self._joined[rank] = what
             if len(self._joined) == self._each:

@@ -1,7 +1,7 @@
-"""What a process is doing, seen from another one of the same user: its state, and where its threads are.
+"""The state of a process and the stacks of its threads, seen from another process of the same user.
 
-A process that can be asked (`answer_with`) writes what it says into an anonymous file of its own, which whoever asks
-finds among its open files; two signals ask for it:
+A process that can be asked (`answer_with`) writes its answer into an anonymous file of its own, which the asking
+process finds among its open files; two signals ask for it:
 
     ASK     Python answers, in the main thread, which has to run some of it
     DUMP    faulthandler writes the stacks, whatever the process does: also while C code keeps Python's lock
@@ -36,7 +36,7 @@ _ASK_SECONDS, _DUMP_SECONDS, _LOOK_SECONDS = 1.0, 0.3, 0.01
 @dataclass(frozen=True)
 class WorkerProgress:
     """A worker: its process, how many commands it has finished and how far it is in the next one (`shared.signals`),
-    the process' state, and what it says of its threads ("" where it cannot)."""
+    the process' state, and the stacks of its threads ("" where it cannot answer)."""
 
     pid: int
     done: int
@@ -51,7 +51,7 @@ class WorkerProgress:
 
     @property
     def op(self) -> str:
-        """What it is in, such as "in all_reduce (train.py:12)"."""
+        """The op that it is in, such as "in all_reduce (train.py:12)"."""
         head = next((line for line in self.stacks.splitlines() if line.startswith("thread 'worker")), "")
         return head.partition("': ")[2]
 
@@ -90,7 +90,7 @@ def stacks() -> str:
 
 
 def answer_with(describe: Callable[[], str]) -> None:
-    """Have this process answer with what `describe` gives. In its main thread."""
+    """Have this process answer with the text of `describe`. In its main thread."""
     fd = os.memfd_create(_NAME, os.MFD_CLOEXEC)
     fcntl.fcntl(fd, fcntl.F_SETFL, os.O_APPEND)  # a file that was emptied is written from its start
     signal.signal(ASK, lambda *_: os.write(fd, (describe() + _END).encode()) and None)
@@ -98,8 +98,8 @@ def answer_with(describe: Callable[[], str]) -> None:
 
 
 stopping: list[int] = []
-"""Not empty where this process was asked to look whether it is to give up what it does. Code between two instructions
-of a plan can ask that at next to no cost."""
+"""Not empty where this process was asked to check whether it has to give up its step. Code between two instructions of
+a plan can read that at next to no cost."""
 
 
 def listen_to_stops() -> None:
@@ -108,7 +108,7 @@ def listen_to_stops() -> None:
 
 
 def stop(pid: int) -> None:
-    """Ask a process to look whether it is to give up what it does, if it takes STOP."""
+    """Ask a process to check whether it has to give up its step, if it takes STOP."""
     try:
         if _caught(pid) >> (STOP - 1) & 1:
             os.kill(pid, STOP)
@@ -140,9 +140,9 @@ def memory_of(pid: int) -> int:
 
 
 def share_of(pid: int) -> int:
-    """The bytes of memory that a process has for itself, and its share of what it holds together with others, as Linux
-    counts it (PSS): those of several processes add up. Takes a millisecond or more. `memory_of` where Linux does not
-    say."""
+    """The bytes of memory that a process has for itself, and its share of the memory that it has together with others,
+    as Linux counts it (PSS): those of several processes add up. Takes a millisecond or more. `memory_of` where Linux
+    does not say."""
     try:
         said = Path(f"/proc/{pid}/smaps_rollup").read_text()
         return int(said.partition("\nPss:")[2].split()[0]) << 10
@@ -151,7 +151,7 @@ def share_of(pid: int) -> int:
 
 
 def where_is(pid: int) -> str:
-    """What a process says of itself, or its stacks; "" where it cannot be asked. Waits about a second at most."""
+    """The answer of a process, or its stacks; "" where it cannot be asked. Waits about a second at most."""
     try:
         caught = _caught(pid)
         found = next(fd for fd in os.listdir(f"/proc/{pid}/fd") if _NAME in os.readlink(f"/proc/{pid}/fd/{fd}"))

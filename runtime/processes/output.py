@@ -1,8 +1,8 @@
-"""What workers print: passed on as it comes, and its end kept, so that an error can show a dead worker's last lines.
+"""The output of workers: passed on as it comes, and its end kept, so that an error can show a dead worker's last lines.
 
 All workers of a warm parent write to two sockets, one in place of standard output and one of standard error. The kernel
-notes with each write which process made it (SO_PASSCRED), so two descriptors serve any number of workers, and what a
-worker printed before it was killed is in the socket. Nobody but the warm parent reads: a worker needs no thread for it.
+notes with each write which process made it (SO_PASSCRED), so two descriptors serve any number of workers, and the
+output of a killed worker is in the socket. Only the warm parent reads: a worker needs no thread for it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import struct
 import sys
 
 LAST_LINES, LAST_BYTES = 20, 4 << 10
-"""So much is kept of what a worker printed last."""
+"""So many bytes of a worker's last output are kept."""
 
-_CHUNK = 4096  # what a pipe that poll says is writable takes without blocking
+_CHUNK = 4096  # as much as a pipe that poll calls writable takes without blocking
 _AT_ONCE = 1024
 """So many chunks are moved before the warm parent looks at other things: more than the sockets hold."""
 _CREDENTIALS = struct.Struct("=iii")
@@ -40,12 +40,12 @@ class _Stream:
         self.source.setblocking(False)
         self.source.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self.waiting = b""
-        """What has been read, and the target has not taken yet."""
+        """Bytes that were read, and that the target has not taken yet."""
 
 
 class Output:
     """The output of the processes that this one forks. Nothing here blocks: where the target takes nothing (a terminal
-    that is held), workers that print wait, and nobody else."""
+    that is stopped), workers that print wait, and no other process."""
 
     def __init__(self) -> None:
         self._streams = [_Stream(1), _Stream(2)]
@@ -62,7 +62,7 @@ class Output:
             os.dup2(each.workers.fileno(), each.target)
 
     def watch(self, pid: int) -> None:
-        """Keep the end of what this process prints."""
+        """Keep the end of this process's output."""
         self._last[pid] = b""
 
     def waits_for(self) -> dict[int, int]:
@@ -73,7 +73,7 @@ class Output:
         )
 
     def move(self) -> None:
-        """Pass on some of what there is, as far as the targets take it."""
+        """Pass on some of the output, as far as the targets take it."""
         for each in self._streams:
             for _ in range(_AT_ONCE):
                 if not (each.waiting or self._read(each)) or not _takes(each.target):

@@ -33,8 +33,8 @@ Packet = dict[str, Any]
 
 
 class Inbox(Protocol):
-    """Where what is said about a mesh goes: a deque, from which it is taken, or what acts on it at once, in whichever
-    thread happens to read."""
+    """The target of messages about a mesh: a deque that its owner empties, or a function that is called at once, in
+    whichever thread happens to read."""
 
     def append(self, packet: Packet, /) -> None: ...
 
@@ -53,7 +53,7 @@ class WarmParent:
         self.ops = registered_ops()
         self._inboxes: dict[int, Inbox] = {}
         self._packets: deque[bytes] = deque()
-        """What has been read, and not been handed out yet."""
+        """Messages that were read, and not handed out yet."""
         self._number = -1
         self._fresh: subprocess.Popen[bytes] | None = None
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -114,8 +114,8 @@ class WarmParent:
         given: dict[str, Any],
         workers: int = 0,
     ) -> None:
-        """Fork processes for the role `name`, these ranks of the mesh with this number, of which `inbox` hears. Of one
-        that is there, they join the processes, and its inbox hears of them.
+        """Fork processes for the role `name`, these ranks of the mesh with this number, whose messages go to `inbox`.
+        They join the processes of a mesh that has some, and its inbox gets their messages.
 
         All of them get the file `shared`, which is the memory of a mesh of `workers` where that is not 0, and what is
         `given` as JSON; each gets as many `files` of its own."""
@@ -130,7 +130,7 @@ class WarmParent:
                     handed = [shared, *(fd for own in files[first : first + batch] for fd in own)]
                     socket.send_fds(self.channel, [json.dumps(request).encode()], handed)
             except BaseException:
-                if not joins:  # nobody hears of what has been forked
+                if not joins:  # no inbox gets messages about the forked processes
                     self.ask_to_stop(number)
                     self.forget(number)
                 raise
@@ -140,7 +140,7 @@ class WarmParent:
         return self.channel.fileno()
 
     def read(self, seconds: float = 0.0) -> bool:
-        """Hand out the next thing that was said, about whichever mesh. False where nothing came."""
+        """Hand out the next message, about whichever mesh. False where none came."""
         with self.lock:
             if not self._packets:
                 if not self.alive or not self._readable(seconds):
@@ -159,8 +159,8 @@ class WarmParent:
             return True
 
     def messages(self, mesh: int, seconds: float = 0.0) -> deque[Packet]:
-        """What has been said about the mesh, from which whoever has acted on a message drops it. Waits up to `seconds`
-        where there is nothing."""
+        """The messages about the mesh; a caller that has acted on one drops it. Waits up to `seconds` where there are
+        none."""
         with self.lock:
             inbox = self._inboxes[mesh]
             assert isinstance(inbox, deque)
@@ -267,7 +267,7 @@ class WarmParent:
 
     @property
     def runs(self) -> bool:
-        """Whether it is there, and not stopped; what it has said may still be waiting to be read."""
+        """Whether it runs, and is not stopped; its messages may still be waiting to be read."""
         if not self.alive or self.is_stopped:
             return False
         poll = select.poll()
@@ -276,7 +276,7 @@ class WarmParent:
 
 
 def how_ended(status: int) -> str:
-    """What an exit status (negative: a signal) says of a process, as the rest of a sentence."""
+    """The meaning of an exit status (negative: a signal), as the rest of a sentence."""
     if status >= 0:
         return f"exited with status {status}"
     try:

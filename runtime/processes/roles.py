@@ -1,5 +1,5 @@
-"""What a process becomes is named by its role, "module:function": so those who start processes import none of the code
-that runs in them, and a process imports only what its own role needs."""
+"""A process's role, "module:function", names its main function: so code that starts processes imports none of the code
+that runs in them, and a process imports only the modules of its own role."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ ACTORS = "monarch.runtime.actors.processes.serving:serve"
 ROOT = "monarch.runtime.actors.processes.host:start_root"
 
 _BEFORE = {ACTORS: "monarch.runtime.actors.processes.logs:note"}
-"""What the parent does each time before it forks processes for a role: looks that would copy its pages in each."""
+"""The preparation that the parent makes each time before it forks processes for a role: it would copy its pages in
+each."""
 
 
 @dataclass(frozen=True)
 class Forked:
-    """What a process is given that was forked for a role.
+    """The arguments of a process that was forked for a role.
 
     `rank`      which of the processes that were asked for together
     `shared`    the file that all of them were given

@@ -112,7 +112,7 @@ class Warm:
             self._output.move()
 
     def receive(self) -> bool:
-        """Do what the controller asks for next; False where it has gone."""
+        """Carry out the controller's next request; False where it has gone."""
         try:
             packet, files, flags, _ = socket.recv_fds(self._control, PACKET_BYTES, FILES_A_PACKET + 1)
         except ConnectionError:
@@ -197,7 +197,7 @@ class Warm:
             os._exit(1)
 
     def _become_child(self, others: list[int], parent: int, prints: bool) -> None:
-        """In a process just forked: die with the parent, and drop what is the parent's. Whether its output is kept:
+        """In a process just forked: die with the parent, and drop the parent's files. Whether its output is kept:
         actors have files of their own."""
         die_with_parent()
         if os.getppid() != parent:  # it died before that was said
@@ -271,8 +271,9 @@ def _kill(pids: dict[int, int]) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Have malloc keep what is freed. A step allocates what the last one freed, and pages that go back to the system
-    between the two cost more to get again than most ops take. One arena, since a worker computes in one thread."""
+    """Have malloc keep freed memory. A step allocates the memory that the last one freed, and pages that go back to the
+    system between the two cost more to get again than most ops take. One arena, since a worker computes in one
+    thread."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # the GNU C library's
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
@@ -284,7 +285,7 @@ def run(control: int, controller: int, expected: str) -> NoReturn:
     """Be the warm parent, in a process that has just been forked; see `main`.
 
     A library may have started its threads anew in it, as gRPC does unless that is switched off before it is loaded.
-    What would be forked from here would have that library without its threads: a fresh interpreter takes its place."""
+    Processes forked from here would have that library without its threads: a fresh interpreter takes its place."""
     try:
         _end_imports()
         if _threads() > 1:
@@ -298,8 +299,8 @@ def run(control: int, controller: int, expected: str) -> NoReturn:
 
 
 def _end_imports() -> None:
-    """The controller is in the middle of importing some modules: nobody here goes on with that, and who imports them
-    would wait for it for ever. What they hold by now is what they have here."""
+    """The controller is in the middle of importing some modules: no thread here goes on with that, and an import of
+    them would wait for it for ever. Their content by now is all that they have here."""
     locks: dict[str, object] = getattr(importlib._bootstrap, "_module_locks", {})
     for name in list(locks):  # and not all modules, whose pages would be copied here for being looked at
         module = sys.modules.get(name)
@@ -363,9 +364,9 @@ def main(control: int, controller: int, expected: str) -> NoReturn:
 
 
 def _close_all_but(control: int) -> None:
-    """Files that the controller has open are none of the workers' business: a pipe that they kept open would not
-    end. But the user's Python objects, such as the handlers of a log, are there still: the files of theirs that have a
-    name stay open, or else such an object would write into whatever has the number next."""
+    """Files that the controller has open are none of the workers' business: a pipe that they kept open would not end.
+    But the user's Python objects, such as the handlers of a log, are there still: their files that have a name stay
+    open, or else such an object would write into the file that gets the number next."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     first = 3

@@ -1,7 +1,7 @@
 """The worker processes of a mesh that run on this host, all of them or some, and the memory that they share.
 
-Whoever drives them writes commands here, and looks here how far they are: the controller for a mesh on its own host,
-a host's service for the part of a mesh that is there.
+Their driver writes commands here, and reads their progress here: the controller for a mesh on its own host, a host's
+service for its part of a mesh.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from monarch.runtime.shared.window import RING_BYTES, STAGING_BYTES, Geometry, W
 
 WORKERS_PER_CORE = 64
 EXIT_SECONDS = 2.0
-_WORKER_BYTES = 8 << 20  # what a forked worker has of its own before it computes anything
+_WORKER_BYTES = 8 << 20  # the memory of a forked worker before it computes anything
 _SEND_SECONDS = 0.05
 _SEEN_SECONDS = 5.0
 _MISSED_SECONDS = 1.0
 _ROOM_FOR_A_FILE = (socket.CMSG_SPACE(4),)
 
 Packet = tuple[int, bytes, int]
-"""From a worker: its rank, what it sent, and a file that came with it, or -1; `wire.LOST_FILE` where one came for which
+"""From a worker: its rank, its packet, and a file that came with it, or -1; `wire.LOST_FILE` where one came for which
 this process had no descriptor left."""
 
 
@@ -43,7 +43,7 @@ class Processes(Protocol):
 
     @property
     def alive(self) -> bool:
-        """False once all workers are gone because what they depend on is."""
+        """False once all workers are gone because the process that they depend on is."""
 
     def number(self) -> int:
         """A number for workers that are to be started."""
@@ -64,8 +64,8 @@ class Processes(Protocol):
         Raises OSError where a limit is reached."""
 
     def messages(self, mesh: int, seconds: float = 0.0) -> deque[dict[str, Any]]:
-        """What has become of them, as the warm parent says it ("started", "exited"); whoever has acted on a message
-        drops it. Waits up to `seconds` where there is nothing."""
+        """The warm parent's messages about them ("started", "exited"); a caller that has acted on one drops it. Waits
+        up to `seconds` where there are none."""
 
     def stop(self, mesh: int) -> None:
         """End them, if there are any, also from a finalizer."""
@@ -107,12 +107,12 @@ class Workers:
         self._inboxes: dict[int, deque[Any]] = {rank: deque() for rank in self.ranks}
         self.reported: dict[int, Exit] = {}
         self._ended: set[int] = set()
-        """Whose processes had ended at the last look of `missed`."""
+        """The workers whose processes had ended at the last look of `missed`."""
         self._look_at = 0.0
         self._owner = os.getpid()
         self.ends: dict[int, socket.socket] = {}
         self._number = processes.number()
-        # Before they are there, so that Ctrl-C leaves none of which nobody knows.
+        # Before they run, so that Ctrl-C leaves none that this object does not know.
         self._stop = weakref.finalize(self, _stop, processes, self._number, self.ends, self._owner)
         self._stop.atexit = False  # handlers of the program may use the mesh until its processes are ended
         fd = -1
@@ -163,7 +163,7 @@ class Workers:
             self.pids.pop(rank, None)
             self.reported.pop(rank, None)
         if here:
-            null = os.open(os.devnull, os.O_RDONLY)  # who forks them has the memory
+            null = os.open(os.devnull, os.O_RDONLY)  # the process that forks them has the memory
             try:
                 ends = self._fork(here, null, first)
             finally:
@@ -206,7 +206,7 @@ class Workers:
             os.close(fd)
 
     def send(self, rank: int, packet: bytes, file: int = -1) -> None:
-        """Hand a packet to one worker. One that has died is passed over: its death is told by `exits`."""
+        """Hand a packet to one worker. One that has died is passed over: `exits` reports its death."""
         end = self.ends[rank]
         extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [file]))] if file >= 0 else []
         with suppress(ConnectionError):
@@ -252,7 +252,8 @@ class Workers:
         return [words[line + at] for line in map(signals.line_of, self.ranks) for at in told]
 
     def link_messages(self) -> int:
-        """What the workers here have sent to peers on other hosts besides tensors and progress."""
+        """The number of messages that the workers here have sent to peers on other hosts besides tensors and
+        progress."""
         words = self.signals.words
         return sum([words[signals.line_of(rank) + signals.LINK_MESSAGES] for rank in self.ranks])
 
@@ -277,8 +278,8 @@ class Workers:
             stop(pid)
 
     def packets(self) -> Iterator[Packet]:
-        """What the workers have sent by now. A packet whose handling was interrupted comes again; its file is closed
-        when the next one is asked for."""
+        """The workers' packets so far. A packet whose handling was interrupted comes again; its file is closed when the
+        next one is asked for."""
         for rank, end in self.ends.items():
             inbox = self._inboxes[rank]
             with suppress(BlockingIOError, ConnectionError):
@@ -331,7 +332,8 @@ class Workers:
         return [Exit(rank, "has ended") for rank in sorted(before & self._ended)]
 
     def seen(self) -> dict[int, WorkerProgress]:
-        """What the workers here do, by rank. Takes a second for each that does not say, and some seconds at most."""
+        """The activity of the workers here, by rank. Takes a second for each that does not answer, and some seconds at
+        most."""
         words, found, deadline = self.signals.words, {}, time.monotonic() + _SEEN_SECONDS
         for rank, pid in list(self.pids.items()):
             line, state = signals.line_of(rank), state_of(pid)
@@ -354,7 +356,7 @@ class Workers:
         return not self._processes.alive
 
     def mark_dead(self, rank: int) -> None:
-        """Let the workers here know that one has died, here or elsewhere: whoever waits gives up."""
+        """Let the workers here know that one has died, here or elsewhere: those that wait give up."""
         self.window.mark_dead(rank)
 
     # -- the end ---------------------------------------------------------------------------------------------------

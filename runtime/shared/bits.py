@@ -30,7 +30,7 @@ class ArrivingSum:
         self._total = torch.zeros((), dtype=torch.int32)
 
     def add(self, part: torch.Tensor) -> None:
-        """A part is there."""
+        """A part has arrived."""
         self._total += part.view(torch.int32).sum(dtype=torch.int32)
 
     def take(self) -> torch.Tensor:

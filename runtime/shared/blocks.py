@@ -1,4 +1,4 @@
-"""Cutting lists of tensors into rounds: what goes through the windows at once. Pure functions of shapes."""
+"""Cutting lists of tensors into rounds: the bytes that go through the windows at once. Pure functions of shapes."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from monarch.compiler.execution.storage import SUM_BYTES, SUM_DIGITS, Stored
 from monarch.runtime.shared.wire import in_bytes
 
 SPAN_BYTES = 8 << 20
-"""What is scattered over at most so many bytes of a file is read in one stretch, with what lies in between."""
+"""Pieces within so many bytes of a file are read in one stretch, with the bytes between them."""
 _SLAB_BYTES = 8 << 20
 _BUFFER_BYTES, _PAGE = 4 << 20, 4096
 """So much is written directly at a time, at offsets and from addresses that the second divides."""
@@ -30,8 +30,8 @@ class CorruptError(Exception):
 
 
 def stretches(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """A tensor's elements in row-major order, as bytes: from its own memory where they lie so, and otherwise copied, a
-    few MiB at a time."""
+    """A tensor's elements in row-major order, as bytes: from its own memory where they are in this order there, and
+    otherwise copied, a few MiB at a time."""
     row = tensor.detach().resolve_conj().resolve_neg()
     if not row.numel():
         return
@@ -48,8 +48,8 @@ def stretches(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 
 class Checksum:
-    """Of the bytes that it is told, in order: GMAC with a key of zeros, which keeps nothing secret, and which
-    processors compute five times as fast as zlib does a CRC-32."""
+    """The checksum of bytes in order: GMAC with a key of zeros, which keeps nothing secret, and which processors
+    compute five times as fast as zlib does a CRC-32."""
 
     def __init__(self) -> None:
         # Loaded here: workers start without it.
@@ -62,7 +62,7 @@ class Checksum:
         self._gmac.authenticate_additional_data(data)
 
     def text(self) -> str:
-        """The checksum of all that it was told. Once."""
+        """The checksum of all bytes so far. Once."""
         self._gmac.finalize()
         return self._gmac.tag.hex()
 
@@ -103,8 +103,8 @@ class Target:
         self._fd = self._direct = -1
 
     def write(self, offset: int, tensor: torch.Tensor, wrote: Callable[[int], None]) -> list[str]:
-        """Write a tensor's elements, row-major, from `offset` on; `wrote` is told the bytes as they go, and may raise
-        to end it. Gives their checksums. Raises OSError."""
+        """Write a tensor's elements, row-major, from `offset` on; `wrote` is called with the bytes as they go, and may
+        raise to end it. Gives their checksums. Raises OSError."""
         sums: list[str] = []
         at, current = 0, Checksum()
         put = self._put if tensor.nbytes >= SUM_BYTES and self._direct >= 0 else partial(write_all, self._fd)
@@ -126,13 +126,13 @@ class Target:
         write_all(self._fd, data, offset)
 
     def sync(self, size: int | None = None) -> None:
-        """Have the disk hold all of it; the file ends at `size` then, where that is given. Raises OSError."""
+        """Have the disk store all of the file, which ends at `size` then, if there is one. Raises OSError."""
         if size is not None:
             os.ftruncate(self._fd, size)
         os.fsync(self._fd)
 
     def _put(self, data: memoryview, offset: int) -> None:
-        """Take what stands at `offset`, right behind what was taken before."""
+        """Read the bytes at `offset`, right behind those that were read before."""
         if self._buffer is None:
             self._buffer = np.frombuffer(mmap.mmap(-1, _BUFFER_BYTES), np.uint8)
         while data:
@@ -189,7 +189,7 @@ class Reader:
         self._end.close()
 
     def fill(self, target: torch.Tensor, start: Sequence[int], blocks: Iterable[Stored], name: str) -> None:
-        """Fill `target`, which is what the tensor `name` has from `start` on, and convert where its dtype is another.
+        """Fill `target`, the part of the tensor `name` from `start` on, and convert where its dtype is another.
 
         Raises OSError, CorruptError, and ValueError where the blocks leave gaps."""
         missing = target.numel()
@@ -210,7 +210,7 @@ class Reader:
             raise ValueError(f"'{name}': {missing} of {target.numel()} elements stand in no file")
 
     def _box(self, view: torch.Tensor, block: Stored, low: Sequence[int], name: str) -> None:
-        """Fill `view` with what the block has from `low` on, in stretches of the file that are dense or short."""
+        """Fill `view` with the block's elements from `low` on, in stretches of the file that are dense or short."""
         size = block.dtype.itemsize
         reach = [(length - 1) * stride for length, stride in zip(view.shape, block.strides, strict=True)]
         first = sum(at * stride for at, stride in zip(low, block.strides, strict=True)) * size
@@ -284,7 +284,7 @@ def _row_major(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def explain(error: OSError, file: str) -> str:
-    """What went wrong with a file, for a user."""
+    """An error of a file, in words for a user."""
     why = {
         errno.ENOSPC: "the disk is full",
         errno.EDQUOT: "the disk quota is used up",

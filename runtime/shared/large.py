@@ -1,4 +1,4 @@
-"""Memory of large tensors that are filled at once: what arrives from elsewhere, or is loaded."""
+"""Memory of large tensors that are filled at once: values that arrive from other workers, or from files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What workers measured: the memory into which each of them writes it, and which the controller maps too.
+"""Measurements of workers: the memory into which each of them writes its own, and which the controller maps too.
 
 Nothing is sent, and the steps that ran are known also where a worker died, or the mesh is closed while it is traced.
 The memory is a ring of 8-byte words behind words of its own, two of which count all words ever written: up to where the
@@ -36,7 +36,7 @@ def records(buffer: torch.Tensor) -> list[list[int]]:
     written = int(buffer[WRITTEN])
     room = len(buffer) - HEAD
     words = buffer[HEAD : HEAD + min(written, room)].clone()
-    oldest = max(0, int(buffer[WRITING]) - room)  # what was written meanwhile has overwritten the oldest
+    oldest = max(0, int(buffer[WRITING]) - room)  # records written meanwhile have overwritten the oldest
     found: list[list[int]] = []
     end = written
     while end > oldest:

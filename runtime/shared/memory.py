@@ -1,8 +1,8 @@
 """How much memory this machine can still give, and a clear error before that is exceeded.
 
 Shared memory here is anonymous (`memfd_create(2)`): it needs no room in `/dev/shm`, and the kernel drops it with the
-last process that maps it. But a page of it that cannot be had is a bus error in whoever touches it, so it is asked for
-first.
+last process that maps it. But a page that the kernel cannot give is a bus error in the process that touches it, so the
+kernel is asked first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ CGROUP = Path("/sys/fs/cgroup")
 
 
 def available_bytes() -> int | None:
-    """What may still be allocated: the kernel's estimate, or the rest of the control group's limit if that is less.
+    """Bytes that may still be allocated: the kernel's estimate, or the rest of the control group's limit if that is
+    less.
 
     None where neither can be read.
     """

@@ -1,4 +1,4 @@
-"""Where plans run and values lie: all of a mesh's workers, or some of them as a mesh with dims of its own."""
+"""The place of plans and values: all of a mesh's workers, or some of them as a mesh with dims of its own."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Small results in shared memory, which a controller on the same host reads without a command.
 
 The controller gives each step with small results a *place*: so many bytes, at the same place in an area of each
-worker's. A worker copies there what it holds of them before it commits the step, or, where there is no commit or the
-step makes them behind it, before it counts the step as finished; of what several workers hold only the first of them
-copies. So they outlive a worker that dies. Places count all bytes that were ever given; an area has the last of them,
-and a value whose place a later step has taken is fetched by a command, as a large one is. A result is a word and its
-bytes; the word says which result stands there.
+worker's. A worker copies its blocks of them there before it commits the step, or, where there is no commit or the step
+makes them behind it, before it counts the step as finished; of what several workers hold only the first of them copies.
+So they outlive a worker that dies. Places count all bytes that were ever given; an area has the last of them, and a
+value whose place a later step has taken is fetched by a command, as a large one is. A result is a word and its bytes;
+the word says which result stands there.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ MOST_BYTES = 4 << 10
 
 @dataclass(frozen=True)
 class Small:
-    """A result that is copied: the number of the output, where it is behind the step's place, the shape and dtype of
-    what each worker holds of it, and the workers that copy it."""
+    """A result that is copied: the number of the output, its offset in the step's place, the shape and dtype of each
+    worker's block, and the workers that copy it."""
 
     output: int
     offset: int
@@ -49,8 +49,8 @@ class Small:
 
 
 def small_results(plan: Plan) -> tuple[Small, ...]:
-    """The results that are copied, the smallest first, as far as they fit: what the plan returns, and pending sums that
-    it makes otherwise, such as a loss outside programs. Of a plan of several parts: ask for each part's."""
+    """The results that are copied, the smallest first, as far as they fit: the plan's outputs, and pending sums that it
+    makes otherwise, such as a loss outside programs. Of a plan of several parts: ask for each part's."""
     found: list[Small] = []
     if plan.parts:
         return ()
@@ -65,7 +65,7 @@ def small_results(plan: Plan) -> tuple[Small, ...]:
     return tuple(found)
 
 
-# `ctypes.memmove` gives up the interpreter's lock, and makes a number of what it returns.
+# `ctypes.memmove` gives up the interpreter's lock, and makes a number of its result.
 _copy = ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(("memmove", ctypes.PyDLL(None)))
 
 
@@ -84,12 +84,13 @@ class Places:
         return place
 
     def has(self, place: int) -> bool:
-        """Whether nothing else was given the bytes at a place since."""
+        """Whether no other step got the bytes of a place since."""
         return self._next - place <= RESULTS_BYTES
 
 
 class Results:
-    """The area of one worker: in the mesh's shared memory, or, without an address, what has come from another host."""
+    """The area of one worker: in the mesh's shared memory, or, without an address, the bytes that another host has
+    sent."""
 
     def __init__(self, area: memoryview, address: int = 0) -> None:
         self._bytes = area
@@ -122,8 +123,8 @@ class Results:
         self._words[at // _WORD] = word
 
     def read(self, place: int, small: Small) -> torch.Tensor | None:
-        """What this worker holds of a result of a step that it has finished. None where it has not copied it, or
-        another stands there; it is for the caller to know that no other was written meanwhile (`Places.has`)."""
+        """This worker's block of a result of a step that it has finished. None where it has not copied it, or another
+        one is in its place; the caller has to know that no other was written meanwhile (`Places.has`)."""
         at = place % RESULTS_BYTES
         if self._words[at // _WORD] != 1 + place:
             return None

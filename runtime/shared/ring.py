@@ -28,7 +28,7 @@ class Full(Exception):
 
 
 class Space:
-    """What of a circular buffer is free: pure bookkeeping, in bytes counted from the start of time.
+    """The free part of a circular buffer: pure bookkeeping, in bytes counted from the start of time.
 
     Blocks do not wrap around; a block is given back once its command is finished, oldest first.
     """
@@ -72,7 +72,7 @@ class Space:
 
 
 def record_size(body: int) -> int:
-    """What a record with a body of so many bytes takes of the ring."""
+    """The bytes of the ring that a record with a body of so many bytes takes."""
     return (_HEADER + body + 7) & -8
 
 
@@ -89,7 +89,7 @@ class RingWriter:
         self._nothing = memory[:0]
 
     def room(self, body: bytes, finished: int) -> Room:
-        """Where a record is to go, and what is to stand there. Writes nothing; raises Full."""
+        """The place for a record, and the bytes to write there. Writes nothing; raises Full."""
         space, memory, length = self.space, self.memory, len(body)
         size, before, ring = record_size(length), space.head, space.size
         # Room for the length word that sends readers back to the start is always there: sizes are multiples of 8.

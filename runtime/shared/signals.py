@@ -2,13 +2,12 @@
 
 Every worker has two counters that only grow, and that only it writes:
 
-    progress   step << STEP_BITS | event | failed      where it is inside a step: what peers in a collective wait for
-    done       the number of commands it has finished  what the controller waits for
-    over       those that it has finished or given up, said where that differs and peers are on other hosts
-    sent, took      step << STEP_BITS | piece           what it has sent to other parts of a plan, and read of theirs
-    back sent, back took                                likewise of what is sent beside the steps that follow
-    link messages   handshakes and the like that it has sent to peers on other hosts, for whoever counts them
-    behind     it waits until all workers, also on other hosts, have finished so many commands
+    progress step << STEP_BITS | event | failed its place inside a step: peers in a collective wait for it done the
+    number of commands it has finished what the controller waits for over those that it has finished or given up, said
+    where that differs and peers are on other hosts sent, took step << STEP_BITS | piece what it has sent to other parts
+    of a plan, and read of theirs back sent, back took likewise of what is sent beside the steps that follow link
+    messages handshakes and the like that it has sent to peers on other hosts, for whoever counts them behind it waits
+    until all workers, also on other hosts, have finished so many commands
 
 Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
 run the same instructions, so the same event has the same number everywhere, whichever group of workers it concerns:
@@ -31,7 +30,7 @@ from monarch.runtime.shared import futex
 
 STEP_BITS = 24
 
-# Two cache lines a worker, the second for what parts of a plan send each other; offsets in 8-byte words.
+# Two cache lines a worker, the second for transfers between parts of a plan; offsets in 8-byte words.
 LINE = 16
 PROGRESS, PROGRESS_HINT, DONE, DONE_HINT, REPORTS, OVER, LINK_MESSAGES, BEHIND = range(8)
 SENT, SENT_HINT, TOOK, TOOK_HINT, BACK_SENT, BACK_SENT_HINT, BACK_TOOK, BACK_TOOK_HINT = range(8, 16)
@@ -107,7 +106,7 @@ class Signals:
     # -- waiting ---------------------------------------------------------------------------------------------------
 
     def store(self, index: int, value: int) -> None:
-        """Set a word, and wake whoever sleeps on it."""
+        """Set a word, and wake the threads that sleep on it."""
         words = self.words
         if not futex.ORDERED:
             futex.fence()
@@ -118,7 +117,7 @@ class Signals:
             futex.wake(self.address + 8 * index)
 
     def advance(self, index: int, value: int) -> None:
-        """`store`, but a word that is further on stays: what was interrupted may be done again late."""
+        """`store`, but a word that is further on stays: an interrupted call may be made again late."""
         words = self.words
         if not futex.ORDERED:
             futex.fence()

@@ -1,4 +1,4 @@
-"""The shape of the trees along which hosts are told things, the control plane's and the actors': whoever has several
+"""The shape of the trees along which hosts get messages, the control plane's and the actors': a host that has several
 below it splits them evenly among a bounded number of them, and each of these is the first of its part and has the rest
 below it."""
 

@@ -1,4 +1,4 @@
-"""The shared memory of one mesh: where what lies, and tensors that view it.
+"""The shared memory of one mesh: its layout, and tensors that view it.
 
     control    one cache line for the mesh and one for each worker (see `signals`)
     ring       commands (see `ring`)
@@ -89,7 +89,7 @@ class Window:
     """One process's mapping of a mesh's shared memory."""
 
     def __init__(self, geometry: Geometry, fd: int, file: int = -1) -> None:
-        """Maps the file `fd`. `file` is one that stays open, of those that peers may be given to map it too."""
+        """Maps the file `fd`. `file` is one that stays open, of those that peers may also map."""
         self.geometry = geometry
         self.file = file
         self.memory = mmap.mmap(fd, geometry.total, mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0))
@@ -108,7 +108,7 @@ class Window:
         return signals.Signals(self.words, self.address, self.geometry.workers)
 
     def mark_dead(self, rank: int) -> None:
-        """Let everyone who waits for anything in this mesh know that the worker `rank` has died."""
+        """Mark the worker `rank` as dead, and wake all threads that wait for anything in this mesh."""
         if not self.words[signals.DEAD]:
             self.words[signals.DEAD] = 1 + rank
         futex.fence()
@@ -119,7 +119,7 @@ class Window:
             futex.wake(self.address + 8 * (line + signals.DONE))
 
     def view(self, offset: int, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        """The tensor that lies at `offset`, contiguous. Views are kept: the same ones are asked for at every step."""
+        """The contiguous tensor at `offset`. Views are cached: every step asks for the same ones."""
         key = (offset, dtype, *shape)
         view = self._views.get(key)
         if view is None:

@@ -143,9 +143,9 @@ class Report:
     `kind`       "failed": here; "stopped": it was given up here, for the controller was interrupted; "dependent": a
                  value that it needs is that of command `root`, which failed; "aborted": a peer failed, or died
     `committed`  whether the step had passed its commit, so that the state before it is gone
-    `anomaly`    of a step that failed for a NaN: what has it, where all workers know that
+    `anomaly`    `anomaly` of a step that failed for a NaN: the value that has it, where all workers know that
     `where`      the worker that has it
-    `hint`       what to do about it
+    `hint`       `hint` the way out
     """
 
     kind: str
@@ -200,7 +200,7 @@ def read_value_head(body: bytes | memoryview) -> tuple[torch.dtype, tuple[int, .
 
 
 def not_taken_in(body: bytes | memoryview, why: str) -> str:
-    """What a value, of which this is the head, cannot be read for."""
+    """Why the value, of which this is the head, cannot be read."""
     dtype, shape, _ = read_value_head(body)
     return f"a worker's value of {math.prod(shape) * dtype.itemsize:,} bytes cannot be taken in: {why}"
 

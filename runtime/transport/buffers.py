@@ -18,8 +18,8 @@ _SMALL = 32 << 10  # below, a slice assignment is faster than a call that gives 
 
 @dataclass(frozen=True)
 class MemoryRange:
-    """Bytes of host memory, or of a GPU ("cuda:1" is `gpu` 1), which stay where they are for as long as `keep` is held:
-    the view, or the tensor."""
+    """Bytes of host memory, or of a GPU ("cuda:1" is `gpu` 1), which stay where they are as long as `keep` exists: the
+    view, or the tensor."""
 
     address: int
     size: int

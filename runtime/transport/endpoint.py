@@ -1,4 +1,5 @@
-"""One process's end of all its links: what it has registered, whom it accepts, and how it reaches others."""
+"""One process's end of all its links: its registered memory, the peers that it accepts, and its ways to reach
+others."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ class Registration:
         self._owned = owned
 
     def drop(self) -> None:
-        """Nobody reads or writes the memory through this registration once this returns (on the I/O thread: soon
-        after). What is under way ends with AccessRefused at the peer."""
+        """No peer reads or writes the memory through this registration once this returns (on the I/O thread: soon
+        after). Works under way end with AccessRefused at the peer."""
         self._endpoint._drop(self._owned)
 
     def drop_soon(self) -> None:
@@ -58,12 +59,13 @@ class Registration:
             pass  # the endpoint is closed, and has dropped it
 
     def divert(self, offset: int, value: int, target: Memory) -> None:
-        """Have the bytes of the next put to `offset` whose signal stores `value` lie in `target`, which it has to fill,
-        and not here. As far as this process receives them, and has not begun to: see `undivert`."""
+        """Receive the next put to `offset` whose signal stores `value` into `target`, which it has to fill, and not
+        into the region: the bytes that this process receives itself, and has not begun to; see `undivert`."""
         self._owned.diverted[offset, value] = view_of(target, writable=True)
 
     def undivert(self, offset: int, value: int) -> bool:
-        """No longer. Gives whether they lie there, when the signal has been seen; else they are here."""
+        """Divert no longer. Once the signal has been seen: whether the bytes are in the target; else they are in the
+        region."""
         return self._owned.diverted.pop((offset, value), None) is None
 
     def __enter__(self) -> Registration:
@@ -76,10 +78,10 @@ class Registration:
 class Endpoint:
     """Joins this process to others. One a process, as a rule; every method may be called from any thread.
 
-    `secret`      at least 16 random bytes. Who knows it may connect; regions are then reached by their keys
+    `secret`      at least 16 random bytes. A peer that knows it may connect; regions are then reached by their keys
     `bind`        the address of this machine to listen on for TCP; `advertise` is the name that others know it by
     `transports`  which to use, the preferred first
-    `tls`         contexts of a server and of a client: TCP connections are wrapped before anything else is said
+    `tls`         contexts of a server and of a client: TCP connections are wrapped before anything else is sent
     `lost`        called on the I/O thread with every link that ends but for `close` being called here
     `joined`      called on the I/O thread with every link that a peer has made
     `patience`    seconds after which a TCP connection whose other end is silent is given up
@@ -159,7 +161,7 @@ class Endpoint:
 
     @property
     def links(self) -> list[StreamLink]:
-        """The links that stand, whoever made them."""
+        """The open links, whichever side made them."""
         with self._lock:
             return list(self._links)
 
@@ -175,8 +177,8 @@ class Endpoint:
     # -- memory ----------------------------------------------------------------------------------------------------
 
     def register(self, memory: Memory, *, file: int | None = None, offset: int = 0) -> Registration:
-        """Let those who get the region read and write this memory. `file` is a memfd that holds it from byte `offset`:
-        peers on this host then map it, too, and all that it holds. So they do with the file of a tensor whose
+        """Let peers that get the region read and write this memory. `file` is a memfd that has it from byte `offset`:
+        peers on this host then map it too, with all its other content. They do the same with the file of a tensor whose
         `share_memory_()` was called. Raises MonarchError."""
         self._check_open()
         if file is None:
@@ -209,13 +211,13 @@ class Endpoint:
         for transport in self._transports.values():
             transport.drop(owned)
         if not self.loop.here():
-            # What is being received into it ends before the I/O thread gets here; what is being sent, with the frame.
+            # A receive into the region ends before the I/O thread gets here; a send ends with its frame.
             self.loop.run(lambda: None)
             for link in self.links:
                 link.await_unread(owned)
 
     def fetch_add(self, region: Region, offset: int, value: int) -> int:
-        """On a region of this endpoint itself; atomic with what comes over links."""
+        """On a region of this endpoint itself; atomic with writes that come over links."""
         return self.loop.run(
             lambda: self._regions.fetch_add(
                 self._regions.word(region.number, bytes.fromhex(region.key), offset), offset, value
@@ -223,7 +225,7 @@ class Endpoint:
         )
 
     def compare_swap(self, region: Region, offset: int, expected: int, desired: int) -> int:
-        """On a region of this endpoint itself; atomic with what comes over links."""
+        """On a region of this endpoint itself; atomic with writes that come over links."""
         return self.loop.run(
             lambda: self._regions.compare_swap(
                 self._regions.word(region.number, bytes.fromhex(region.key), offset), offset, expected, desired
@@ -240,8 +242,8 @@ class Endpoint:
     def connect(
         self, address: Address, secret: bytes | None = None, timeout: float = 10.0, check: Check | None = None
     ) -> StreamLink:
-        """Make a link. `secret` is the peer's (this endpoint's own where it is not given). Raises MonarchError, which
-        says what was tried, and what `check` raises."""
+        """Make a link. `secret` is the peer's (by default this endpoint's own). Raises MonarchError, which lists the
+        transports that were tried, and the errors of `check`."""
         self._check_open()
         if self.loop.here():
             raise MonarchError("an endpoint cannot connect on its own I/O thread")
@@ -504,8 +506,8 @@ class Endpoint:
             raise MonarchError("the endpoint is closed, or was made before this process was forked")
 
     def _forget(self) -> None:
-        """In the child of a fork: close what was inherited, so that the parent's peers see its end when it comes. No
-        locks are taken, for their holders are not here."""
+        """In the child of a fork: close the inherited files, so that the parent's peers see its end when it comes. No
+        locks are taken, for their owners do not run here."""
         self._closed = self._forgotten = True
         for listener in self._listeners:
             listener.close()

@@ -1,4 +1,4 @@
-"""How what is done over a link ends early. Beside `interface`, for whoever catches these and has no link of its own."""
+"""How works of a link end early. Beside `interface`, for callers that catch these and have no link of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What travels over a link's stream: a header of fixed size, and perhaps a payload.
+"""The frames of a link's stream: a header of fixed size, and perhaps a payload.
 
 PUT, POST   payload into a region, then perhaps a signal; a PUT is answered by DONE or REFUSED
 GET         answered by DATA and then DONE, or REFUSED
@@ -23,8 +23,8 @@ PUT, POST, GET, ADD, SWAP, DONE, REFUSED, DATA, TELL, BROKEN, CLOSE = range(1, 1
 
 HEADER: Final = struct.Struct("<BB6xQQQ16sQQ16sQq")
 """Kind, files; the work's number, the payload's size; region, key, offset; the signal's region, key, offset, and a
-value. A GET's size, and the word that a SWAP stores, are where a signal's offset would be; that a DONE has a value is
-said where a region would be."""
+value. A GET's size, and the word that a SWAP stores, are in the place of a signal's offset; in a DONE the place of a
+region says whether it has a value."""
 
 SIZE: Final = HEADER.size
 NO_KEY: Final = bytes(16)
@@ -74,7 +74,7 @@ def refused(number: int, error: AccessRefused) -> memoryview:
 
 
 class Outgoing:
-    """A frame that waits in an outbox: what is left of it. Its files are closed once they are sent."""
+    """A frame that waits in an outbox, or the rest of it. Its files are closed once they are sent."""
 
     __slots__ = ("buffers", "files")
 
@@ -96,7 +96,7 @@ class Answer(Outgoing):
         super().__init__(*[each for each in (memoryview(header), view, done(number)) if each.nbytes])
 
     def look(self) -> None:
-        """If the region was dropped, what is left of it goes out as zeros, and a refusal follows."""
+        """If the region was dropped, the rest of it goes out as zeros, and a refusal follows."""
         if self.owned is None or not self.owned.dropped:
             return
         self.owned = None
@@ -110,7 +110,7 @@ class Answer(Outgoing):
 
 
 def advance(buffers: list[memoryview], sent: int) -> int:
-    """Take `sent` bytes off the front of the buffers; gives what is left of `sent`."""
+    """Take `sent` bytes off the front of the buffers; gives how many of them remain."""
     while buffers and sent >= buffers[0].nbytes:
         sent -= buffers.pop(0).nbytes
     if buffers and sent:

@@ -65,7 +65,7 @@ class Greeting:
         try:
             if self._shaking:
                 self._shake()
-            # What TLS has decrypted already would not wake the loop again, so read until there is no more.
+            # Bytes that TLS has decrypted already would not wake the loop again, so read until there are no more.
             while not self._over and not self._shaking:
                 piece = bytearray(self._want - len(self._data))
                 size = self.stream.receive(memoryview(piece))
@@ -99,7 +99,8 @@ class Greeting:
         try:
             step = next(self._steps) if data is None else self._steps.send(data)
             while isinstance(step, Write):
-                # The socket's buffer is empty, for the other side has waited for this: what does not fit is not read.
+                # The socket's buffer is empty, for the other side has waited for this: if the message does not fit,
+                # nobody reads.
                 if _send(self.stream, step) != len(step.data):
                     raise HandshakeFailed("it does not read what it is sent")
                 step = next(self._steps)

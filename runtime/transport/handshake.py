@@ -37,7 +37,7 @@ SHORTEST_SECRET = 16
 
 
 class HandshakeFailed(Exception):
-    """The other side is not what it should be; the text says why."""
+    """The other side is not the expected one; the text says why."""
 
 
 @dataclass(frozen=True)

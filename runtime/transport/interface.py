@@ -1,12 +1,12 @@
-"""What a transport is: one-sided access to the registered memory of another process.
+"""The interface of a transport: one-sided access to the registered memory of another process.
 
     endpoint = Endpoint(secret)                        one a process: see `endpoint`
     registration = endpoint.register(memory)           memory that peers may reach, as `registration.region`
     link = peers_endpoint.connect(endpoint.address, secret)
     link.put(source, region, offset, Signal(region, word, 7)).wait()
 
-The owner of the memory takes no part but for what its endpoint's own thread does. What is put over one link arrives in
-the order in which it was put; nothing is said about the order of two links.
+The owner of the memory takes no part but for its endpoint's own thread. Puts over one link arrive in their order;
+nothing is said about the order of two links.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from monarch.runtime.transport.errors import LinkLost as LinkLost
 
 Memory = Any
 """A contiguous tensor (of any dtype, on any device that the transport reaches), or a contiguous buffer: a memoryview,
-mmap, bytearray or numpy array. What is written to has to be writable."""
+mmap, bytearray or numpy array. A target has to be writable."""
 
 Check = Callable[[], None]
 """Called now and then while something is waited for, at least every 50 ms; raises to give up."""
@@ -56,13 +56,13 @@ class Address:
 
 @dataclass(frozen=True)
 class Region:
-    """Registered memory, as peers name it. Who holds it may read and write that memory, so it is sent to those only
-    that may. Plain data; `to_json` and `from_json` are exact.
+    """Registered memory, as peers name it. Its possession is the right to read and write that memory, so send it only
+    to processes that may. Plain data; `to_json` and `from_json` are exact.
 
     `number`   the owner's, never used twice
     `key`      32 hex digits, random, compared by the owner in constant time
     `size`     bytes
-    `details`  what a transport needs besides, by its name, for example {"verbs": {"address": ..., "rkey": ...}}
+    `details`  `details` data of each transport, by its name, for example {"verbs": {"address": ..., "rkey": ...}}
     """
 
     number: int
@@ -88,7 +88,8 @@ class Region:
 @dataclass(frozen=True)
 class Signal:
     """Store `value` as a signed 8-byte word of `region` at byte `offset` (a multiple of 8), once all bytes of this put,
-    and of the puts before it on the same link, can be read there; then wake who sleeps on that word (`futex`)."""
+    and of the puts before it on the same link, can be read there; then wake the threads that sleep on that word
+    (`futex`)."""
 
     region: Region
     offset: int
@@ -126,9 +127,9 @@ class Link(Protocol):
         """Fill `target` from the region, from byte `offset`."""
 
     def post(self, source: Memory, region: Region, offset: int = 0, signal: Signal | None = None) -> None:
-        """Like `put`, and nothing tells when it is finished: `source` must stay as it is until the peer says, by a
-        signal of its own, that it has what it needs. The cheapest way to send. What goes wrong breaks the link.
-        Blocks only as long as the transport's own buffers are full; raises LinkLost."""
+        """Like `put`, but without a sign of its end: `source` must stay as it is until the peer says, by a signal of
+        its own, that it has the bytes that it needs. The cheapest way to send. An error breaks the link. Blocks only as
+        long as the transport's own buffers are full; raises LinkLost."""
 
     def fetch_add(self, region: Region, offset: int, value: int) -> Work:
         """Add to the signed 8-byte word at byte `offset` (a multiple of 8; wraps around); the work gives the old
@@ -140,7 +141,7 @@ class Link(Protocol):
     def close(self) -> None: ...
 
 
-# -- reading what comes from elsewhere ---------------------------------------------------------------------------------
+# -- reading data from other processes --------------------------------------------------------------------------------
 
 
 def _fields(data: object, what: str, names: tuple[str, ...]) -> list[object]:

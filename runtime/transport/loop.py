@@ -21,7 +21,7 @@ _log = logging.getLogger("monarch.transport")
 Value = TypeVar("Value")
 
 LOOK_SECONDS = 1.0
-"""How often who waits for the thread looks whether there is one."""
+"""How often a thread that waits for the I/O thread checks that this one lives."""
 
 
 class Timer:
@@ -62,8 +62,8 @@ class Loop:
         call: Callable[[int], None],
         failed: Callable[[Exception], None] | None = None,
     ) -> None:
-        """Call `call(events)` whenever the descriptor is ready (level-triggered), until `unwatch`. If that raises, it
-        is unwatched, and `failed` is called with the error: whoever waits for what it would have done is to hear."""
+        """Call `call(events)` whenever the descriptor is ready (level-triggered), until `unwatch`. If that raises, the
+        descriptor is unwatched, and `failed` is called with the error, so that works which waited for it end."""
         self._watched[fd] = call
         if failed is not None:
             self._failed[fd] = failed
@@ -80,15 +80,15 @@ class Loop:
             self._epoll.unregister(fd)
 
     def call(self, function: Callable[[], object], failed: Callable[[Exception], None] | None = None) -> None:
-        """Call the function soon; `failed` with what it raises, as in `watch`."""
+        """Call the function soon; `failed` with its error, as in `watch`."""
         self._calls.append(function if failed is None else functools.partial(self._attempt, function, failed))
         self._start()
         self._ring()
 
     def run(self, function: Callable[[], Value]) -> Value:
-        """Call the function on the I/O thread (at once, where this is that thread), and give what it gives or raise
-        what it raises. Once the loop is closed: at once too, for nothing runs beside it then. Raises MonarchError where
-        the thread has ended without it, which only a defect can do."""
+        """Call the function on the I/O thread (at once, where this is that thread), and return its result or raise its
+        error. Once the loop is closed: at once too, for nothing runs beside it then. Raises MonarchError where the
+        thread has ended without it, which only a defect can do."""
         if self.here():
             return function()
         done = threading.Event()
@@ -210,8 +210,8 @@ class Loop:
         try:
             call()
         except Exception:
-            # A defect, of whatever kind, and nobody waits for the call: who does has asked by `run`, which tells them.
-            # The thread goes on, for all others.
+            # A defect, of whatever kind, and no thread waits for the call: those that wait use `run`, which raises it
+            # for them. The I/O thread goes on, for all others.
             _log.exception("a call on %s failed", self._name)
 
     def _attempt(self, call: Callable[[], object], failed: Callable[[Exception], None]) -> None:
@@ -222,7 +222,7 @@ class Loop:
             failed(error)
 
     def _end(self) -> None:
-        # What was asked for while the thread ended must still be done: somebody may wait for it.
+        # Calls that came while the thread ended must still run: another thread may wait for them.
         while self._calls:
             self._guarded(self._calls.popleft())
         self._epoll.close()

@@ -1,7 +1,7 @@
-"""The sending half of a link: whole frames of other threads, and what the I/O thread has to say.
+"""The sending half of a link: whole frames of other threads, and those of the I/O thread.
 
-One lock is held by whoever sends. The I/O thread never waits for it, nor for the socket: its frames go to an outbox,
-which it sends from if it gets the lock at once, and which else whoever has the lock sends from on giving it back.
+A thread that sends holds one lock. The I/O thread never waits for it, nor for the socket: its frames go to an outbox.
+It sends from there if it gets the lock at once; else the lock's owner does before it releases it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SLICE_MS = 1000
 
 
 class Sending(Protocol):
-    """What a link is to its outbox."""
+    """The part of a link that its outbox needs."""
 
     def can_send(self) -> None:
         """Raises LinkLost where the link has ended, or is being closed."""
@@ -98,12 +98,13 @@ class Outbox:
         self.flush()
 
     def flush(self) -> None:
-        """Send what the socket takes, unless somebody else is at it: that one does it on giving the lock back."""
+        """Send as much as the socket takes, unless another thread is sending: that one goes on with it before it
+        releases the lock."""
         while self._waiting and self._lock.acquire(blocking=False):
             try:
                 done = self._push()
             except OSError as error:
-                # Not at once: this may be in the middle of what has been read.
+                # Not at once: the caller may be in the middle of a read.
                 self._loop.call(functools.partial(self._link.send_failed, error))
                 self._clear()
                 return

@@ -1,4 +1,4 @@
-"""What a transport has to bring, and the table of all of them.
+"""The interface of a transport to the endpoint, and the table of all transports.
 
 An endpoint makes one object of each transport's class. Two processes agree on a transport so:
 
@@ -11,7 +11,7 @@ An endpoint makes one object of each transport's class. Two processes agree on a
 Either side refuses by raising Unsuitable with the reason; then the next of the dialer's preferences is offered. Every
 link is a `stream.StreamLink`: whatever a transport has no way of its own for (atomics, memory that it does not reach, a
 word that only its owner can wake) goes as frames over the link's stream, and the stream's end is the peer's death. So a
-transport overrides what it does better, and nothing else:
+transport overrides the methods that it does better, and nothing else:
 
     StreamLink(stream, transport)               `transport` is its name
         put, get, post                          override; `super()`'s go over the stream, checked by the owner
@@ -51,7 +51,7 @@ class Unsuitable(Exception):
 
 @dataclass(frozen=True)
 class Offer:
-    """What a dialer says to be joined over a transport.
+    """A dialer's offer of a transport.
 
     `details`  plain JSON data, sent to the acceptor, at most some kilobytes
     `files`    file descriptors sent along, over a local socket only; closed by the transport in `dial` or `withdraw`
@@ -65,7 +65,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class Accepted:
-    """The acceptor's end, and what the dialer needs to finish its own."""
+    """The acceptor's end, and the details that the dialer needs to finish its own."""
 
     link: StreamLink
     details: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Owned:
     `file`     a memfd that holds the memory, from byte `offset`, or None
     `device`   "cpu", "cuda:0"
     `dropped`  set first when the memory is dropped: nothing may begin to read or write it then
-    `diverted` where else the bytes of a put are to lie, by the offset that they are for and what its signal stores
+    `diverted` other targets of puts, by their offset and the value that their signal stores
     """
 
     number: int
@@ -122,14 +122,14 @@ class Transport(Protocol):
         """Why it cannot be used in this process at all, or None where it can. Asked once."""
 
     def register(self, owned: Owned) -> dict[str, Any] | None:
-        """Make the memory reachable for peers; gives what they need, as plain JSON data (it becomes
+        """Make the memory reachable for peers; gives the details that they need, as plain JSON data (it becomes
         `region.details[name]`), or None where this transport adds nothing for such memory. Raises MonarchError."""
 
     def drop(self, owned: Owned) -> None:
         """Take it back: when this returns no peer reads or writes the memory through this transport."""
 
     def offer(self, peer: Address) -> Offer:
-        """At the dialer: what to say. Raises Unsuitable."""
+        """At the dialer: the offer. Raises Unsuitable."""
 
     def accept(self, stream: Stream, details: Mapping[str, Any], files: Sequence[int]) -> Accepted:
         """At the acceptor, on the I/O thread: must not block. The details come from an authenticated peer, and are
@@ -139,7 +139,7 @@ class Transport(Protocol):
         """At the dialer: make the link from the acceptor's answer. Raises Unsuitable."""
 
     def withdraw(self, offer: Offer) -> None:
-        """The acceptor refused this offer, or nothing came back: free what it holds."""
+        """The acceptor refused this offer, or nothing came back: free its resources."""
 
     def close(self) -> None:
         """The endpoint is closed, and all its links are."""

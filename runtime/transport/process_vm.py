@@ -59,8 +59,8 @@ def _move(function: Any, pid: int, there: int, here: int, size: int) -> None:
 
 
 def probe(pid: int, address: int, expected: bytes) -> str | None:
-    """Why this process cannot read another's memory, where `expected` is known to lie at `address`; None where it
-    can."""
+    """Why this process cannot read another's memory, where the bytes at `address` are known to be `expected`; None
+    where it can."""
     if _readv is None or _writev is None:
         return "this system has no process_vm_readv"
     if pid <= 0:

@@ -15,7 +15,7 @@ Contexts = tuple[ssl.SSLContext, ssl.SSLContext]
 
 
 class Reached(Protocol):
-    """What is made as `configure` says: an endpoint."""
+    """The endpoint that `configure` describes."""
 
     def use_tls(self, tls: Contexts | None) -> None: ...
 

@@ -1,7 +1,7 @@
-"""Registered memory at its owner: what there is, who may reach it, and how words of it are written.
+"""Registered memory at its owner: the regions, the peers that may reach them, and writes of words.
 
-Numbers are never used twice within an endpoint, and keys are random, so a region that was dropped is told from all
-others for ever.
+Numbers are never used twice within an endpoint, and keys are random, so a dropped region is never taken for another
+one.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ the copy. Atomics always go to the owner.
 
 **What dropping guarantees.** The owner tells every peer that has reached the region, and waits until each has answered
 or is gone. A peer answers when none of its threads copies any more; copies go in pieces, and look before each. So once
-`drop` returns nobody writes the memory, however it is used then. What no owner can take back: a peer that was given a
-file could have kept it, as a process of the same user could read this one's memory anyway; keys protect against
-mistakes and other users, not against a process of the same user that means harm. A process number is not held while it
-is used: a copy that begins in the moment in which a peer dies and its number is given to another process of the same
-user would reach that one. The file must not be shrunk while it is registered.
+`drop` returns no peer writes the memory, however it is used then. An owner cannot take back a file: a peer that got one
+could have kept it, as a process of the same user could read this one's memory anyway; keys protect against mistakes and
+other users, not against a process of the same user that means harm. A process number is not held while it is used: a
+copy that begins in the moment in which a peer dies and its number is given to another process of the same user would
+reach that one. The file must not be shrunk while it is registered.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ShmTransport:
     # -- joining ---------------------------------------------------------------------------------------------------
 
     def _proof(self) -> dict[str, Any]:
-        """Where this process has which bytes: who can read them there can reach its memory."""
+        """The addresses at which this process has known bytes: a peer that reads them there can reach its memory."""
         process_vm.permit()
         return {"address": ctypes.addressof(self._nonce), "nonce": self._nonce.raw.hex()}
 
@@ -102,7 +102,7 @@ class ShmTransport:
     def close(self) -> None:
         pass
 
-    # -- who has reached what, at the owner ------------------------------------------------------------------------
+    # -- which peers have reached which regions, at the owner -------------------------------------------------------
 
     def hold(self, owned: Owned, link: ShmLink) -> None:
         with self._lock:
@@ -136,7 +136,7 @@ class ShmTransport:
                 try:
                     work.wait()
                 except LinkLost:
-                    pass  # gone, and so is what it was doing
+                    pass  # its process is gone, and so are its works
 
 
 class RegionAccess:
@@ -182,7 +182,7 @@ class RegionAccess:
             left()
 
     def check_word(self, offset: int) -> None:
-        """Raises AccessRefused where there can be no word. `words` is what the owner says of the memory."""
+        """Raises AccessRefused where there can be no word. `words` is the owner's answer about the memory."""
         if not self.words or offset % WORD:
             raise AccessRefused(
                 f"there is no word at byte {offset} of region {self.number}: words are aligned to 8 bytes, writable, "
@@ -301,8 +301,9 @@ class ShmLink(StreamLink):
         self.reaches: dict[str, RegionAccess] = {}
         self._found: dict[int, RegionAccess] = {}
         self._asking = threading.Lock()
-        # Where frames that store something may still be under way: what is done directly must not overtake them. A new
-        # tuple for each, made once it is sent, so that who has waited for others takes nothing away.
+        # The places where frames that store something may still be under way: direct writes must not overtake them. A
+        # new tuple for each frame, made once it is sent, so that a thread that has waited for others removes none of
+        # these.
         self.behind: tuple[Region] | None = None
         self._marking = threading.Lock()
 
@@ -376,7 +377,7 @@ class ShmLink(StreamLink):
     def _write(
         self, view: memoryview, region: Region, offset: int, signal: Signal | None
     ) -> tuple[memoryview, Region, int] | None:
-        """Do what can be done directly; gives what is to be sent as a frame, with the signal."""
+        """Do a work directly as far as possible; gives the part that has to go as a frame, with the signal."""
         if self._error is not None or self._closing:
             raise self._fresh() if self._error else LinkLost(f"{self!r} was closed here")
         reach = self._reach(region)
@@ -392,7 +393,7 @@ class ShmLink(StreamLink):
             return view, region, offset  # one frame is less than a copy and a frame
         if self.behind is not None:
             self._await_frames()
-        # Who is refused has written nothing, so the word is looked at first.
+        # A refused write changes nothing, so the word is checked first.
         word.enter(signal.offset, WORD)
         try:
             word.check_word(signal.offset)
@@ -529,11 +530,12 @@ class ShmLink(StreamLink):
                 os.close(file)
 
     def _lend(self, owned: Owned) -> dict[str, Any]:
-        """At the owner: what the peer needs to reach memory of a device. Without anything it goes over the stream."""
+        """At the owner: the details with which the peer reaches memory of a device. Without any, works go over the
+        stream."""
         return {}
 
     def _borrow(self, number: int, size: int, message: Mapping[str, Any]) -> RegionAccess:
-        """What the owner's `_lend` is good for."""
+        """The memory of an answer of the owner's `_lend`."""
         return RegionAccess(number, size)
 
     def _opened(self, message: Mapping[str, Any], files: Sequence[int]) -> None:

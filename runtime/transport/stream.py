@@ -1,9 +1,9 @@
 """Links over a stream: the link that all transports build on.
 
 The owner's I/O thread receives a put's payload straight into the region, and answers gets from it; it never blocks in
-sending, for what it has to say waits in an outbox until the socket takes it. Other threads send in their own time, one
-whole frame after the other. So both directions may be full at once, and reading goes on. What goes wrong with a POST
-breaks the link; a PUT that is refused has its payload read and thrown away.
+sending, for its frames wait in an outbox until the socket takes them. Other threads send in their own time, one whole
+frame after the other. So both directions may be full at once, and reading goes on. An error of a POST breaks the link;
+a PUT that is refused has its payload read and thrown away.
 """
 
 from __future__ import annotations
@@ -168,8 +168,8 @@ class StreamLink:
         return self._ask(work, header, EMPTY)
 
     def close(self) -> None:
-        """End the link, once what was sent before has been handed to the system. Works that are not finished end with
-        LinkLost, here and at the peer."""
+        """End the link, once the system has all that was sent before. Works that are not finished end with LinkLost,
+        here and at the peer."""
         self.begin_to_close()
         self.await_end(CLOSING + 1)
 
@@ -193,7 +193,7 @@ class StreamLink:
         self._outbox.await_unread(owned)
 
     def forget(self) -> None:
-        """In the child of a fork: close the socket, and say so to who still has the link."""
+        """In the child of a fork: close the socket, and tell the threads that still have the link."""
         self._error = LinkLost(f"the link to {self.name} belongs to the process that this one was forked from")
         self.stream.close()
 
@@ -213,7 +213,7 @@ class StreamLink:
         self._queue(Outgoing(frame, files=[os.dup(file) for file in files]))
 
     def garble(self) -> None:
-        """Send what no peer understands, for tests: as if a message had been spoilt on its way."""
+        """Send a frame that no peer understands, for tests: as if a message had been spoilt on its way."""
         self._queue(Outgoing(memoryview(b"\xff" * SIZE)))
 
     def work(self, keep: Any = None) -> LinkWork:
@@ -236,7 +236,7 @@ class StreamLink:
                 pass  # its own affair
 
     def check(self, region: Region, offset: int, size: int, signal: Signal | None = None) -> None:
-        """What can be seen to be wrong from here. The owner looks for itself."""
+        """The errors that this side can see. The owner checks again."""
         if offset < 0 or offset + size > region.size:
             raise AccessRefused(
                 f"bytes {offset} to {offset + size} are out of the bounds of region {region.number} of {self.name}, "
@@ -303,7 +303,7 @@ class StreamLink:
         raise self._fresh() from error
 
     def _last_words(self) -> None:
-        """Read what is there, for the peer may have said why it ends the link."""
+        """Read all that has arrived, for the peer may have said why it ends the link."""
         while self._error is None and self._receive():
             pass
 
@@ -336,11 +336,12 @@ class StreamLink:
                 if not self._receive():
                     break
             else:
-                # Others have their turn. What TLS has decrypted already would not make the socket ready again.
+                # Other links have their turn. Bytes that TLS has decrypted already would not make the socket ready
+                # again.
                 self.loop.call(functools.partial(self.ready, select.EPOLLIN), self.defect)
 
     def _receive(self) -> bool:
-        """Read once, and do what has arrived. Gives False once there is no more for now."""
+        """Read once, and handle the frames that have arrived. False once there are no more for now."""
         if self._error is not None:
             return False
         try:
@@ -551,11 +552,12 @@ class StreamLink:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Begin to read what the peer sends."""
+        """Begin to read the peer's frames."""
         self.loop.watch(self._fd, select.EPOLLIN, self.ready, self.defect)
 
     def defect(self, error: Exception) -> None:
-        """What nobody foresaw was raised while this link was served: it ends, for its works could wait for ever."""
+        """An error that nobody foresaw came up in serving this link: the link ends, for its works could wait for
+        ever."""
         self.lose(self.lost(f"a defect of this process: {error!r}"))
 
     def _close(self) -> None:

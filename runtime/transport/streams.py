@@ -25,7 +25,7 @@ _TLS_PIECE = 256 << 10  # what is encrypted before others get at the connection
 
 @dataclass(frozen=True)
 class Ends:
-    """What belongs to a link whatever its transport: who is at the other end, and what of this process it uses.
+    """The part of a link that is the same for all transports: its peer, and the parts of this process that it uses.
 
     `messages`  handshake messages sent so far
     `ended`     called with the link and the reason when it ends, on the I/O thread
@@ -42,7 +42,7 @@ Buffers = Sequence[bytes | bytearray | memoryview]
 
 
 class Stream:
-    """A connected TCP socket without TLS, and what the other kinds have in common.
+    """A connected TCP socket without TLS, and the base of the other kinds.
 
     `send(buffers)` and `receive(view)` give the bytes that went through, and raise BlockingIOError where none can;
     `receive` gives 0 at the end. `receive_rest` is `receive` for bytes that carry no files.
@@ -63,12 +63,12 @@ class Stream:
 
     @property
     def known(self) -> bool:
-        """Whether the peer has said who it is, and proved it."""
+        """Whether the peer has named itself, and proved its identity."""
         return self._ends is not None
 
     @property
     def ends(self) -> Ends:
-        """Known once both sides have proved who they are."""
+        """Known once both sides have proved their identity."""
         assert self._ends is not None
         return self._ends
 
@@ -83,7 +83,7 @@ class Stream:
         raise OSError(f"file descriptors do not travel over a {self.kind} socket")
 
     def shutdown(self) -> None:
-        """Both directions, also for those who are at it in other threads. The descriptor stays."""
+        """Both directions, also for other threads that use it now. The descriptor stays."""
         try:
             # Not the method of an SSLSocket, which would forget that it is one.
             socket.socket.shutdown(self.socket, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Things under way, as those who wait for them see them."""
+"""Works under way, as the threads that wait for them see them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ _ending = threading.Lock()
 
 
 class Pending:
-    """A `Work` that another thread finishes, once. `keep` is held until then: memory that must stay where it is."""
+    """A `Work` that another thread finishes, once. It refers to `keep` until then: memory that must stay where it
+    is."""
 
     __slots__ = ("_calls", "_ended", "_error", "_lock", "_value", "keep")
 

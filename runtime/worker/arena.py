@@ -67,21 +67,21 @@ class Arena:
         return True
 
     def at(self, region: ArenaRange) -> torch.Tensor:
-        """The tensor that lies there."""
+        """The tensor at this place."""
         assert self._memory is not None
         count = math.prod(region.shape)
         return torch.frombuffer(self._memory, dtype=region.dtype, count=count, offset=region.offset).view(region.shape)
 
 
 class SubArena:
-    """The arena from a byte on: where that of a function of a plan lies."""
+    """The part of the arena from a byte on: that of a plan's function."""
 
     def __init__(self, arena: Arena | SubArena, start: int) -> None:
         self._arena = arena
         self._start = start
 
     def at(self, region: ArenaRange) -> torch.Tensor:
-        """The tensor that lies there."""
+        """The tensor at this place."""
         return self._arena.at(region._replace(offset=self._start + region.offset))
 
 

@@ -1,4 +1,4 @@
-"""What an instruction's op name stands for: the cheapest callable with the op's meaning.
+"""The callable of each instruction's op: the cheapest one with the op's meaning.
 
 An ATen overload can be called in several ways. `torch.ops` parses its arguments by schema, which takes about half a
 microsecond longer than the functions and methods that Python users call; for the ops in `DIRECT` those take the same
@@ -32,7 +32,7 @@ DIRECT: dict[str, Callable[..., Any]] = {
 
 
 def resolve_into(op: str) -> tuple[Callable[..., Any], str]:
-    """The callable that writes an op's result into memory that it is given, and as which argument; for those of
+    """The callable that writes an op's result into a given tensor, and the argument that takes this tensor; for ops of
     which `compiler.plan.arena.out_form` knows one."""
     form = out_form(op)
     assert form is not None, op

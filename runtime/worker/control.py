@@ -45,7 +45,7 @@ def while_loop(condition: Run, body: Run, look: Callable[[], None]) -> Callable[
 
 
 def scan(function: Plan, combine: Run, look: Callable[[], None], length: int, reverse: bool) -> Callable[..., Any]:
-    """`scan` of `compiler.ops`; `function` is the plan of what it runs."""
+    """`scan` of `compiler.ops`; `function` is the plan that it runs in each round."""
 
     def run(
         carried: Sequence[torch.Tensor], xs: Sequence[torch.Tensor], operands: Sequence[torch.Tensor]

@@ -1,11 +1,12 @@
-"""What programs and actors of one process give each other: tensors, by reference.
+"""Tensors that programs and actors of one process give each other by reference.
 
 A worker that runs in a process of actors *lends* values to them: the command LEND puts them here at its place in the
-order of commands, for as many messages as come to this process, and whoever reads a message takes them. A loan is a
-tensor over the worker's own memory, and keeps that memory. As long as anybody has it, the worker does not write there:
-a step that would replace the value in place works on a copy (`state`).
+order of commands, for as many messages as come to this process, and the reader of a message takes them. A loan is a
+tensor over the worker's own memory, and keeps that memory. As long as the loan exists, the worker does not write to
+this memory: a step that would replace the value in place works on a copy (`state`).
 
-What an actor returns for a program waits here as a *gift* until the command ADOPT makes it a value of the worker's.
+A tensor that an actor returns for a program waits here as a *gift* until the command ADOPT makes it a value of the
+worker's.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Loan:
 
 
 class Actors(Protocol):
-    """What a worker needs of these that runs in a process of actors."""
+    """The part of the exchange that a worker in a process of actors uses."""
 
     def lend(self, token: int, loans: Sequence[Loan | str], messages: int) -> None: ...
 
@@ -65,7 +66,7 @@ class Loans:
         self._mesh = mesh
         self._changed = threading.Condition()
         self.lent: dict[int, _Lent] = {}
-        self.read_early: dict[int, int] = {}  # messages that were dropped before the worker came to what they refer to
+        self.read_early: dict[int, int] = {}  # dropped messages whose tensors the worker has not lent yet
         self._over = False
         of_mesh[mesh] = self
 
@@ -78,7 +79,7 @@ class Loans:
             self._changed.notify_all()
 
     def end(self) -> None:
-        """The worker has ended. What it has lent can still be taken."""
+        """The worker has ended. Its loans can still be taken."""
         with self._changed:
             self._over = True
             self.read_early.clear()
@@ -121,11 +122,12 @@ class Loans:
 of_mesh: dict[str, Loans] = {}
 
 Reference = tuple[str, int]
-"""The mesh that has lent something, and a number: what a message says of the tensors that it refers to."""
+"""The mesh that lends, and the number of the loan: a message refers to its tensors by both."""
 
 
 def take(mesh: str, token: int, index: int, parameter: bool, requires_grad: bool) -> torch.Tensor:
-    """The tensor that a message refers to, once the worker has come to it: what a distributed tensor is pickled as."""
+    """The tensor that a message refers to, once the worker has lent it: distributed tensors are pickled as such a
+    reference."""
     loans = of_mesh.get(mesh)
     if loans is None:
         raise _over()
@@ -153,7 +155,8 @@ def _over() -> MonarchError:
 
 
 class Gifts:
-    """What actors of this process have returned for programs, by the number of the call and who has made it."""
+    """Tensors that actors of this process have returned for programs, by the number of the call and the process that
+    returned them."""
 
     def __init__(self) -> None:
         self._waiting: dict[tuple[str, int], list[torch.Tensor]] = {}
@@ -180,7 +183,7 @@ class Gifts:
                 self._unwanted.add((caller, token))
 
     def gone(self, caller: str) -> None:
-        """A process has ended: nobody will ask for what was made for it."""
+        """A process has ended: no program will ask for its gifts."""
         with self._lock:
             self._waiting = {key: tensors for key, tensors in self._waiting.items() if key[0] != caller}
             self._unwanted = {key for key in self._unwanted if key[0] != caller}

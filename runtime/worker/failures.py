@@ -1,4 +1,4 @@
-"""What a worker reports of a step that failed: which op of the plan, from which line of the user's."""
+"""The report of a step that failed on a worker: which op of the plan, from which line of the user's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OPERANDS = 16
 
 
 def explain(rank: int, step: int, plan: LoadedPlan, error: Exception, committed: bool) -> Report:
-    """What to report of an error that a step of `plan` has raised on this worker."""
+    """The report of an error that a step of `plan` has raised on this worker."""
     if isinstance(error, AnomalyFound):
         return _anomaly(rank, step, plan, error)
     report = Report(

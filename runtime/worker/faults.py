@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Kind(IntEnum):
-    """What a worker suffers, and what its value is."""
+    """A fault of a worker, and its value."""
 
     KILL = 1
     STOP = 2
@@ -45,7 +45,7 @@ class Kind(IntEnum):
 
 
 class InjectedError(RuntimeError):
-    """What an instruction raises that was to fail."""
+    """The error of an instruction that was to fail."""
 
 
 class _At:

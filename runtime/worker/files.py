@@ -1,7 +1,7 @@
-"""What a worker writes to files while it runs steps, by a thread of its own: its values as they were when it was asked.
+"""A worker writes its values to files in a thread of its own, while it runs steps: as they were when the command came.
 
 A value that is to be written is not copied. It is marked until it has been written, and a step that would write over it
-takes a copy (see `WorkerState._run`). What a worker reads, it reads in its place in the order of commands.
+takes a copy (see `WorkerState._run`). A worker reads files at the command's place in their order.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from monarch.runtime.worker.messages import Fetched, Message, Missing
 
 
 class _Stopped(Exception):
-    """Nobody wants what is being written any more."""
+    """The write is given up: nothing needs it any more."""
 
 
 class Save:
@@ -64,7 +64,7 @@ class Save:
             file = ""
             try:
                 for handle, piece, file, offset in self.pieces:
-                    if self.stopped:  # what opened the file now could make it anew, among those of another save
+                    if self.stopped:  # the job that opened the file now could make it anew, among those of another save
                         raise _Stopped
                     if file not in files:
                         files[file] = opened.enter_context(Target(file))
@@ -93,7 +93,7 @@ class Save:
 
 
 class Files:
-    """A worker's part in checkpoints. `value_of(handle)` is what it holds."""
+    """A worker's part in checkpoints. `value_of(handle)` is the worker's value."""
 
     def __init__(self, mesh: MeshSpec, rank: int, value_of: Callable[[int], torch.Tensor | Missing]) -> None:
         self._mesh, self._rank, self._value_of = mesh, rank, value_of
@@ -138,8 +138,8 @@ class Files:
         return []
 
     def tell(self, step: int, body: bytearray) -> list[Message]:
-        """How far a save is: what `storage.Written` has, and "error". With a 1 behind its number it is ended, and is
-        done once its thread writes no more."""
+        """The progress of a save: the fields of `storage.Written`, and "error". With a 1 behind its number the save is
+        ended, and is done once its thread writes no more."""
         _, number, stop = wire.unpack_numbers(body)
         save = self.saves.get(number)
         if stop and save is not None:
@@ -165,7 +165,7 @@ class Files:
         try:
             for handle, *value in wanted:
                 values[handle] = load_value(mesh, rank, value)
-        except RuntimeError as error:  # no memory left, or what is wrong with a file
+        except RuntimeError as error:  # no memory left, or a file that cannot be read
             for handle, *_ in wanted:
                 values[handle] = Missing(step)
             return [Report("failed", self._rank, step, str(error))]
@@ -194,7 +194,7 @@ def load_value(mesh: MeshSpec, rank: int, value: Sequence[Any]) -> torch.Tensor:
     return block
 
 
-# -- what stands in the commands ---------------------------------------------------------------------------------------
+# -- the parts of commands --------------------------------------------------------------------------------------------
 
 
 def type_from(described: Sequence[Any]) -> TensorType:

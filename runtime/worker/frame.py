@@ -61,7 +61,7 @@ from monarch.runtime.worker.arena import Arena, SubArena
 from monarch.runtime.worker.bindings import resolve, resolve_into
 from monarch.runtime.worker.summing import sums_of_arrivals
 
-if TYPE_CHECKING:  # what makes them is for GPUs
+if TYPE_CHECKING:  # the calls that make them are for GPUs
     from monarch.compiler.plan.stretches import Stretch
 
 _LITERALS = (str, torch.dtype, torch.device, torch.layout, torch.memory_format)
@@ -86,8 +86,8 @@ class Location:
 
 
 class Observer(Protocol):
-    """What a frame that is measured tells, in this order: the inputs and constants; for each instruction, whether it
-    `ran` alone or `met` other workers (a commit makes no value, and comes without slot), and what was `freed` behind
+    """The calls of a measured frame, in this order: the inputs and constants; for each instruction, whether it `ran`
+    alone or `met` other workers (a commit makes no value, and comes without slot), and which slots were `freed` behind
     it."""
 
     @property
@@ -110,8 +110,8 @@ Locate = Callable[[TracebackType | None], Location | None]
 
 
 class Graphs(Protocol):
-    """What of `graphs.Graphs` a frame needs: `stretches` of its plan are run by what `captured` makes of them, and a
-    step by what `around` makes of it."""
+    """The part of `graphs.Graphs` that a frame needs: `captured` replaces the functions that run `stretches` of its
+    plan, and `around` the one that runs a step."""
 
     @property
     def stretches(self) -> Sequence[Stretch]: ...
@@ -124,8 +124,8 @@ class Graphs(Protocol):
 class Frame:
     """A plan, ready to run. `run(arguments)` takes the inputs' values in order (and empties the list), and gives the
     outputs' in order. `bind(name, *args)` gives the callable for a local op, a collective or a kernel of
-    `compiler.ops`; `arena` has room for the plan's regions, and is one of its own where none is given. While it is
-    measured it runs without `graphs`."""
+    `compiler.ops`; `arena` has room for the plan's regions, and is one of its own where the caller has none. While it
+    is measured it runs without `graphs`."""
 
     def __init__(
         self,
@@ -138,14 +138,14 @@ class Frame:
         halt: Callable[[], None] | None = None,
     ) -> None:
         """`commits` says that the step replaces states, though it be those of other parts. The commit is called with
-        those values of the slots `told` that are made before it: `told_early`. `halt` raises where the step is to be
-        given up."""
+        those values of the slots `told` that are made before it: `told_early`. `halt` raises where the controller gives
+        the step up."""
         self.plan = plan
         says_when = any(instruction.op == "commit" for instruction in plan.instructions)
         commits = says_when or commits or any(plan.donated)
         self.told_early = _made_early(plan, told) if commits else ()
         self._bind = bind
-        # What torch's C++ imports when it first needs it is looked for among the builtins of who called it.
+        # torch's C++ looks for its lazy imports among the builtins of its caller.
         self._globals: dict[str, Any] = {"__builtins__": {"__import__": __import__}, "stopping": stopping}
         self._halts = halt is not None
         if self._halts:
@@ -205,7 +205,8 @@ class Frame:
         return self._made(self._write(measured), self._globals)
 
     def _with(self, graphs: Graphs) -> Function:
-        """The step, with stretches apart. What it calls is no global of theirs: they would hold each other for ever."""
+        """The step, with its stretches as functions. They take their callees as arguments: as globals, both would refer
+        to each other for ever."""
         calls: dict[int, tuple[Stretch, str]] = {}
         captured: dict[str, Function] = {}
         for stretch in graphs.stretches:
@@ -325,7 +326,7 @@ class Frame:
         return f"{self._name(function)}({', '.join(parts)})"
 
     def _control(self, op: str, args: Sequence[Any]) -> str:
-        """What calls functions of the plan."""
+        """The functions that call functions of the plan."""
         if op == "scan":
             *values, names, length, reverse = args
             (combine,) = self._run(names)
@@ -361,7 +362,7 @@ class Frame:
         if not parameters:
             return f"{self._name(self._bind(op))}()"
         tensors = given.pop("tensors")
-        if op == "wait":  # what it waits for has the tensors
+        if op == "wait":  # a callee that waits has the tensors
             return f"{self._name(self._bind(op))}({self._text(given['pending'])})"
         return f"{self._name(self._bind(op, *given.values()))}({self._text(tensors)})"
 

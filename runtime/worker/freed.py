@@ -23,7 +23,7 @@ _LOOK_EVERY = 16  # values kept
 
 
 class Ahead(Protocol):
-    """What of `collectives.meeting.Meetings` is needed here."""
+    """The part of `collectives.meeting.Meetings` that this module needs."""
 
     def passed(self, command: int, ranks: Iterable[int] | None = None) -> bool: ...
 
@@ -58,7 +58,7 @@ class Freed:
             self.many = self._bytes > _LITTLE_BYTES
 
     def let_go(self, ahead: Ahead) -> None:
-        """Let go of what nobody needs any more."""
+        """Free the values that no other worker needs any more."""
         if self._kept and ahead.passed(self._kept[-1][0]):
             self._kept.clear()
             self._bytes = 0
@@ -68,7 +68,7 @@ class Freed:
         self._look_at = len(self._kept) + _LOOK_EVERY
 
     def take(self) -> dict[int, torch.Tensor]:
-        """All that is still kept, which is given up here."""
+        """All values that are still kept; this object gives them up."""
         taken = {handle: value for _, values, _ in self._kept for handle, value in values.items()}
         self._kept.clear()
         self._bytes, self._look_at, self.many = 0, _LOOK_EVERY, False

@@ -1,20 +1,20 @@
 """CUDA graphs: a step's stretches, launched at once.
 
 A plan says which of its instructions are one stretch (`compiler.plan.stretches`). Each is run as it is for some steps,
-then recorded, and from then on replayed. A graph holds addresses, so what it reads has to lie where it lay when it was
-recorded, and what it makes lies in the same place in every step:
+then recorded, and from then on replayed. A graph holds addresses, so its inputs have to be where they were when it was
+recorded, and its results are in the same place in every step:
 
     state that stays where it is     is read and written there, and its address compared before each replay
     what another graph has made      is read there
     all else                         is copied into fixed memory first, once a step: arguments, what collectives give
     what the step gives              is copied out at its end, unless it is state
 
-All graphs of a plan are recorded in the order in which they run, into one pool of memory: what one of them needs for
-itself only, the next may use. So they are given up together, where an address is another one now, and recorded again,
-in order, in the next step. A plan that would be recorded again and again is run without them, and so is one that cannot
-be recorded; that is said once.
+All graphs of a plan are recorded in the order in which they run, into one pool of memory: the next graph may use the
+memory that only the former one needed. So they are given up together, where an address is another one now, and recorded
+again, in order, in the next step. A plan that would be recorded again and again is run without them, and so is one that
+cannot be recorded; a warning says so once.
 
-A failed step leaves nothing behind that the next one reads: all that is fixed is written before it is read.
+The next step reads nothing that a failed one has left: all fixed memory is written before it is read.
 
 Written from torch's documentation. Not yet run on a GPU: in tests a stand-in records on CPUs.
 """
@@ -35,7 +35,8 @@ from monarch.compiler.plan.stretches import Stretch, staying, stretches_of
 from monarch.runtime.worker.frame import Function, Locate, Location
 
 WARM_UP = 2
-"""Steps before the one in which graphs are recorded: what libraries set up at first use is to be no part of them."""
+"""Steps before the one in which graphs are recorded: the first ones set up libraries, which must not be part of a
+graph."""
 
 MOST_IN_A_ROW = 4
 """So often are graphs recorded again with fewer than `SETTLED` steps in between."""
@@ -43,8 +44,8 @@ SETTLED = 50
 
 
 class Recorder:
-    """Records what is launched on a device, for one plan at a time. `aside` is where the first steps run: libraries
-    have memory and handles for each stream, which must not be made while one is recorded."""
+    """Records launches on a device, for one plan at a time. `aside` is the stream of the first steps: libraries have
+    memory and handles for each stream, which must not be made while one is recorded."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -60,8 +61,8 @@ class Recorder:
         here.wait_stream(self._stream)
 
     def record(self, function: Callable[[], tuple[Any, ...]]) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """What replays what the function launches, and what it gives: tensors that a replay fills. Nothing is computed
-        yet. Raises what the function raises, and RuntimeError where what it did cannot be recorded."""
+        """A graph that replays the launches of the function, and the function's results: tensors that a replay fills.
+        Nothing is computed yet. Raises the function's errors, and RuntimeError where its calls cannot be recorded."""
         graph = torch.cuda.CUDAGraph()
         failed: Exception | None = None
         made: tuple[Any, ...] = ()
@@ -74,7 +75,7 @@ class Recorder:
             ):
                 try:
                     made = function()
-                except Exception as error:  # raised below: what torch says of the recording is only its consequence
+                except Exception as error:  # raised below: torch's error of the recording is only its consequence
                     failed = error
         except RuntimeError as error:
             with suppress(RuntimeError):  # the allocator believes that it goes on, unless it has ended
@@ -84,12 +85,12 @@ class Recorder:
             if failed is not None:
                 raise failed
         finally:
-            del failed  # it holds what the function had
+            del failed  # it refers to the function's tensors
         return graph.replay, made
 
 
 class Graphs:
-    """The graphs of one plan on one device. `where` is what the worker is called in what is said."""
+    """The graphs of one plan on one device. `where` is the worker's name in messages."""
 
     def __init__(self, plan: Plan, device: torch.device, where: str) -> None:
         self.stretches: Sequence[Stretch] = stretches_of(plan).stretches
@@ -107,11 +108,12 @@ class Graphs:
         self._in_a_row = 0
         self._recording = False
         self.fixed: dict[int, torch.Tensor] = {}
-        """By slot, where what is copied lies."""
+        """By slot, the fixed memory into which its value is copied."""
         self._leaving: list[int] | None = None
-        """Which results lie where the next step overwrites them."""
+        """The results whose memory the next step overwrites."""
 
-    # -- what a frame calls ----------------------------------------------------------------------------------------
+    # -- called by a frame
+    # ------------------------------------------------------------------------------------------------
 
     def captured(self, stretch: Stretch, function: Function, locate: Locate) -> Function:
         made = _Captured(self, stretch, function, locate)
@@ -174,7 +176,7 @@ class Graphs:
         return instruction.op if source is None else f"{instruction.op} ({source})"
 
     def moved(self) -> None:
-        """Some state lies elsewhere now."""
+        """Some state has another address now."""
         self._in_a_row = self._in_a_row + 1 if self._steps < SETTLED else 1
         if self._in_a_row > MOST_IN_A_ROW:
             self.give_up(f"its state was somewhere else {self._in_a_row} times in a row")
@@ -210,8 +212,8 @@ _Fed = Sequence[tuple[list[torch.Tensor], list[int]]]
 
 @dataclass
 class _Recording:
-    """`fed` has, for each dtype, the fixed tensors and the places of the arguments that are copied there; `direct` the
-    places of those that are read where they lie, and `lie` where that is. `gives` makes the results, of the
+    """`fed` has, for each dtype, the fixed tensors and the places of the arguments that are copied into them; `direct`
+    has the places of the arguments that are read in place, and `lie` their addresses. `gives` makes the results, of the
     arguments."""
 
     replay: Callable[[], None]
@@ -259,7 +261,7 @@ class _Captured:
         return tuple([make(given) for make in now.gives])
 
     def _record(self, given: list[Any]) -> _Recording | None:
-        """What is fed is so already."""
+        """The fixed tensors have these values already."""
         if not all(isinstance(value, torch.Tensor) for value in given):
             self._graphs.give_up("it computes with what is no tensor")
             return None
@@ -295,8 +297,8 @@ class _Captured:
 
 
 def _again(value: Any, fixed: Sequence[Any], staying: dict[int, int]) -> Callable[[Sequence[Any]], Any]:
-    """What gives a result after each replay: the same tensor, or, for state, the argument that it is or views. So no
-    graph keeps state that a program has let go of."""
+    """A function that gives a result after each replay: the same tensor, or, for state, the argument that it is or
+    views. So no graph keeps state that a program has let go of."""
     if isinstance(value, list | tuple):
         parts = [_again(each, fixed, staying) for each in value]
         return lambda given: tuple(part(given) for part in parts)

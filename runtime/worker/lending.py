@@ -1,4 +1,5 @@
-"""What a worker and the actors of its process give each other: values as loans, and tensors that actors return."""
+"""Tensors that a worker and the actors of its process give each other: loans of values, and tensors that actors
+return."""
 
 from __future__ import annotations
 
@@ -61,7 +62,7 @@ class Lending:
         return []
 
     def _part_from_actors(self, plan: LoadedPlan, arguments: list[Any]) -> None:
-        """What the step may write in place, and an actor may see, is copied for the step."""
+        """Values that the step may write in place, and that an actor may see, are copied for the step."""
         for at, handle in zip(plan.donated, self._donated, strict=True):
             if handle in self.seen:
                 seen = self.seen[handle]

@@ -1,4 +1,4 @@
-"""A plan as one worker runs it: its frame, with what its instructions call here."""
+"""A plan as one worker runs it: its frame, and the callables of its instructions on this worker."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class Rounds(Ahead, Protocol):
-    """What of `collectives.meeting.Meetings` a worker's state needs."""
+    """The part of `collectives.meeting.Meetings` that a worker's state needs."""
 
     def begin(self, step: int) -> None: ...
 
@@ -46,7 +46,7 @@ class Rounds(Ahead, Protocol):
 
 
 class Steps(Protocol):
-    """What of `collectives.collectives.Collectives` a worker's state and its plans need."""
+    """The part of `collectives.collectives.Collectives` that a worker's state and its plans need."""
 
     @property
     def at(self) -> Rounds: ...
@@ -105,7 +105,7 @@ class LoadedPlan:
         self.waits = calls.waits
         """Each waits for something that a step has started."""
         self.ready = ready = calls.ready
-        """What it needs on a GPU."""
+        """The plan's objects on a GPU."""
         small = [each for each in small_results(plan) if collectives.me in each.workers]
         if ready is None:
             told = [plan.outputs[each.output].slot for each in small]
@@ -154,15 +154,15 @@ class LoadedPlan:
 
 
 class Sends(NamedTuple):
-    """What a part sends beside the steps that follow: to which workers, and the number behind its last piece."""
+    """The sends of a part beside the steps that follow: to which workers, and the number behind its last piece."""
 
     readers: frozenset[int]
     last: int
 
 
 class _Calls:
-    """What a plan's instructions call on one worker. It does not know the frame that calls it: so a plan that is let go
-    of ends there and then, with all that it holds on a GPU."""
+    """The callables of a plan's instructions on one worker. They do not know the frame that calls them: so a plan that
+    is dropped ends there and then, with all its memory on a GPU."""
 
     def __init__(
         self,
@@ -185,7 +185,7 @@ class _Calls:
         self._kernels = kernels
         self._position = dict(zip(plan.mesh.names, plan.mesh.point(collectives.me), strict=True))
         self._sizes = dict(plan.mesh.sizes)
-        self._moves: Any = collectives.by(plan.collectives)  # what has the plan's collectives
+        self._moves: Any = collectives.by(plan.collectives)  # the object of the plan's collectives
         self._ahead = plan.collectives in STARTED
         """Whether its collectives are started, and waited for later."""
         self.waits: list[Callable[[], None]] = [self._moves.finish] if self._ahead else []
@@ -193,12 +193,12 @@ class _Calls:
             self.waits.append(self.ready.check)
 
     def check(self) -> None:
-        """Wait for what a step has started: before it commits, and at its end."""
+        """Wait for all that a step has started: before it commits, and at its end."""
         for wait in self.waits:
             wait()
 
     def _meeting(self) -> Callable[[], None]:
-        """What waits at the commit."""
+        """The wait at the commit."""
         meet, transfers = self._collectives.commit(), self._transfers
         if transfers is None or not self._receives:
             return meet
@@ -210,7 +210,7 @@ class _Calls:
         return run
 
     def _look(self) -> None:
-        """What a loop asks now and then."""
+        """The question that a loop asks now and then."""
         self._collectives.look()
         self._halt()
 

@@ -1,4 +1,4 @@
-"""What a worker holds in place of values that failed steps were to make, and what it sends to the controller.
+"""The marks that a worker keeps in place of values that failed steps were to make, and its messages to the controller.
 
 The process that workers are forked from imports this at each start, and a named tuple takes a seventh of the time of a
 frozen dataclass to define."""
@@ -23,7 +23,7 @@ class Missing:
 
 
 GONE = Missing(-1)
-"""What a handle stands for whose value another step has taken."""
+"""The mark of a handle whose value another step has taken."""
 
 
 class Fetched(NamedTuple):
@@ -41,7 +41,7 @@ class Count(NamedTuple):
 
 
 class Buffer(NamedTuple):
-    """Where this worker writes what it measures, for the TRACE command `step`."""
+    """The place where this worker writes its measurements, for the TRACE command `step`."""
 
     step: int
     tracer: Tracer

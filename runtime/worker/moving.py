@@ -25,8 +25,8 @@ def move(
     keep: Callable[[int, tuple[int, int], torch.Tensor], None],
 ) -> list[Message]:
     """Move blocks from worker to worker, as a COPY says. `held` gives a value's block for a pair of source and target,
-    and `keep` takes it there. Each is checked by a checksum that its source sends along, and lies there as it does
-    here: PyTorch's sums depend on the strides of their operands."""
+    and `keep` takes it there. Each is checked by a checksum that its source sends along, and has the same strides at
+    its target: PyTorch's sums depend on the strides of their operands."""
     numbers = iter(body)
     pairs = [(next(numbers), next(numbers)) for _ in range(next(numbers))]
     gives = next((pair for pair in pairs if pair[0] == rank), None)

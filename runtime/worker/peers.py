@@ -72,9 +72,8 @@ def _connect(
 def connect_peers(
     window: Window, up: socket.socket, across: dict[str, Any], check: Callable[[], None], end: ExitStack
 ) -> tuple[dict[int, Peer], Registration | None]:
-    """This worker's counterparts by host, from whom `end` parts, and the window as they reach it; `check` raises where
-    the session has ended meanwhile.
-    `across` is what the host says to all its workers:
+    """This worker's counterparts by host, whose links `end` closes, and the window as they reach it; `check` raises
+    where the session has ended meanwhile. `across` is what the host says to all its workers:
 
     `secret`      32 bytes, hex: of this mesh, known to its workers only
     `transports`  which to try, in order
@@ -128,7 +127,7 @@ def connect_peers(
 
 
 def _told(up: socket.socket, check: Callable[[], None]) -> bytes:
-    """What the host says of the start; anything else is about a session that is over."""
+    """The host's message about the start; any other is about a session that is over."""
     poll = select.poll()
     poll.register(up, select.POLLIN)
     while True:

@@ -1,5 +1,5 @@
-"""What a worker holds, and what each command does to it: no sockets, no clock, no waiting but in the plan's
-collectives."""
+"""A worker's values and plans, and the effect of each command on them: no sockets, no clock, no waiting but in the
+plan's collectives."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class WorkerState(Lending):
-    """`handle(step, body)` carries out command number `step` and gives what is to be sent to the controller.
+    """`handle(step, body)` carries out command number `step` and gives the messages for the controller.
 
     A report among the messages says that the command failed here. The values that it would have made are then missing,
     those that it would have replaced are kept (unless the step had committed), and commands that do not need them work.
@@ -84,7 +84,8 @@ class WorkerState(Lending):
         self.arena = Arena()
         self._tracer: Tracer | None = None
         self._mixed = False
-        """Whether there were plans for a GPU: then values lie there or here, and move to where a plan needs them."""
+        """Whether there were plans for a GPU: then values are on the GPU or on the CPU, and move to where a plan needs
+        them."""
         self._donated: list[int] = []
         self._small: Sequence[Small] = ()
         self._small_place = 0
@@ -158,7 +159,7 @@ class WorkerState(Lending):
         self.values = {handle: value for handle, value in self.values.items() if isinstance(value, torch.Tensor)}
 
     def close(self) -> None:
-        """End what the session's collectives are connected with."""
+        """End the links of the session's collectives."""
         for collectives in (self._collectives, *self._parts.values()):
             collectives.close()
         self._collectives.at.sending.stop()
@@ -195,8 +196,8 @@ class WorkerState(Lending):
     # -- measuring -------------------------------------------------------------------------------------------------
 
     def _trace(self, step: int, body: bytearray) -> list[Message]:
-        """Measure from here on, or no longer: the handlers, the frames and the values are changed for those that note
-        things down, and back, so that what is not measured does not ask whether it is."""
+        """Measure from here on, or no longer: handlers, frames and values are exchanged for ones that note times and
+        bytes, and back, so that a worker that does not measure does not ask whether it should."""
         _, words = wire.unpack_numbers(body)
         try:
             tracer = self.new_tracer(words)
@@ -300,7 +301,7 @@ class WorkerState(Lending):
             report = Report(aborted.kind, self.rank, step, error=str(aborted), committed=self._committed)
             locate(report, plan, aborted)
             return [self._miss(step, base, outputs, report)]
-        except Exception as error:  # whatever an op raises is the step's failure, and is told with all that is known
+        except Exception as error:  # any error of an op is the failure of the step
             plan.failed = True
             self._collectives.at.sending.fail()
             report = explain(self.rank, step, plan, error, self._committed)
@@ -317,8 +318,8 @@ class WorkerState(Lending):
         return []
 
     def _part_from_readers(self, plan: LoadedPlan, arguments: list[Any]) -> None:
-        """What the step may write in place, and others read, is copied for the step: actors, sends beside the steps
-        that follow, snapshots and files."""
+        """Values that the step may write in place, and that others read, are copied for the step: for actors, sends
+        beside the steps that follow, snapshots and files."""
         if self.seen:
             self._part_from_actors(plan, arguments)
         sending = self._collectives.at.sending

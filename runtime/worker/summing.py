@@ -1,4 +1,5 @@
-"""Sums of bits, of what arrives from another part of a plan: taken as it arrives, while it is in a core's cache.
+"""Sums of the bits of a tensor that arrives from another part of a plan: added up as it arrives, while it is in a
+core's cache.
 
     %0 = recv 0, [16777216], f32                         its pieces are added up as they come
     %1 = aten.view.dtype(%0, int32)

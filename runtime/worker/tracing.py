@@ -1,6 +1,6 @@
-"""Measuring steps: what a worker notes down (`shared.measured`), and how many bytes it holds.
+"""Measuring steps: a worker's notes (`shared.measured`), and how many bytes it holds.
 
-What a worker holds is kept up incrementally: a count of references for each storage, of handles and of slots.
+Its bytes are counted as they change: a count of references for each storage, of handles and of slots.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class CountedValues(dict[int, Any]):
 
 
 class Tracer:
-    """A worker's side: what a measured frame calls, and the records in `memory`, words that are zero at first.
+    """A worker's side: the functions that a measured frame calls, and the records in `memory`, words that are zero at
+    first.
 
     `clock` and `waited` give nanoseconds: the time, and how long this worker has waited for peers in all. `fd` is the
     file that `memory` maps, where there is one."""
@@ -107,7 +108,8 @@ class Tracer:
         self._spans: list[int] = []
         self._waits = 0
 
-    # -- what a measured frame calls -------------------------------------------------------------------------------
+    # -- called by a measured frame
+    # ---------------------------------------------------------------------------------------
 
     def enter(self, slots: Sequence[int], values: Sequence[Any]) -> None:
         self._spans = []
@@ -147,7 +149,7 @@ class Tracer:
         start = memory[WRITTEN]
         end = start + len(row)
         memory[WRITING] = end
-        if len(row) <= room:  # of a larger one nothing is kept: whoever reads finds no length that fits
+        if len(row) <= room:  # of a larger one nothing is kept: a reader finds no length that fits
             at = start % room
             first = min(len(row), room - at)
             memory[HEAD + at : HEAD + at + first] = memoryview(row)[:first]

@@ -1,4 +1,4 @@
-"""What is known of a machine: plain data, as it was found, without a judgement."""
+"""The facts about a machine: plain data, as it was found, without a judgement."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class RdmaDevice:
 
 @dataclass(frozen=True)
 class Limits:
-    """What this process may use. Pairs are the limit in force and the one that it can be raised to; None is no limit.
+    """The resources of this process. Pairs are the limit in force and the one that it can be raised to; None is no
+    limit.
 
     `cores`          it may run on, of `installed`; `quota` is how many of them it may keep busy
     `memory`         of the machine, in bytes, `available` of that, and `allowed` by its control group
@@ -106,9 +107,9 @@ class Toolchain:
 
 @dataclass(frozen=True)
 class Certificates:
-    """The files with which a host listens with TLS, where a folder of them was named. `error` says what is wrong with
-    them, and `remedy` what to do, where that is known; `names` are what the host may be reached by, and `expires` when
-    its certificate or its authority's does."""
+    """The files with which a host listens with TLS, where a folder of them was named. `error` is what is wrong with
+    them, and `remedy` what to do, where that is known; `names` are the host's names and addresses in its certificate,
+    and `expires` when its certificate or its authority's does."""
 
     folder: str
     found: bool

@@ -1,4 +1,4 @@
-"""What the facts mean, and what to do about them: a function of the facts alone."""
+"""Judging the facts, and what to do about them: a function of the facts alone."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ SOON = timedelta(days=30)
 
 
 class State(enum.StrEnum):
-    """GOOD: as it should be. ABSENT: not here, and nobody has to have it. LACKING: not as good as it could be here, or
-    not usable though it is there. BROKEN: Monarch does not work without it."""
+    """GOOD: as it should be. ABSENT: the machine has none, and needs none. LACKING: not as good as it could be here, or
+    not usable though the machine has it. BROKEN: Monarch does not work without it."""
 
     GOOD = "good"
     ABSENT = "absent"
@@ -27,7 +27,7 @@ class State(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Finding:
-    """`what` was looked at, what was `found`, and what to `do` about it, in lines; nothing where all is well."""
+    """The subject `what`, its state `found`, and what to `do` about it, in lines; nothing where all is well."""
 
     what: str
     found: str
@@ -239,7 +239,7 @@ def _transports(measured: tuple[Measured, ...], copy: float) -> Iterator[Finding
 
 
 _MISSING = {"tcp": State.BROKEN, "verbs": State.ABSENT, "cuda": State.ABSENT}
-"""What is said of devices that are there says what to do; a transport without its device is none."""
+"""The finding of each device says what to do; a transport without its device has none."""
 
 
 # -- listening ---------------------------------------------------------------------------------------------------------

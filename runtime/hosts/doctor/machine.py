@@ -134,7 +134,7 @@ def gpus_seen(root: Path) -> tuple[str, ...]:
 
 
 def gpus_of_torch() -> tuple[tuple[Gpu, ...], str]:
-    """The GPUs that torch can use, and what it was built for."""
+    """The GPUs that torch can use, and the CUDA version that it was built for."""
     import torch
 
     built_for = ""

@@ -1,4 +1,4 @@
-"""What the transports do between two processes of this machine: measured, each by itself."""
+"""The speed of the transports between two processes of this machine, each measured by itself."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SIZE = 64 << 20
 ROUNDS, SECONDS = 5, 0.4
 """Of a measurement: so many rounds, or as many as are done in so many seconds, at least one."""
 PATIENCE = 10.0
-"""Seconds for what takes far less than one."""
+"""The bound, in seconds, of a step that takes far less than one."""
 
 
 def measure_transports(names: Sequence[str] = tuple(TRANSPORTS), size: int = SIZE) -> tuple[Measured, ...]:
@@ -87,7 +87,7 @@ def _memory(name: str, size: int) -> torch.Tensor:
 
 
 def _seconds(call: Callable[[], object]) -> float:
-    """The least of a few rounds: what else runs can only make a round longer."""
+    """The least of a few rounds: other processes can only make a round longer."""
     found: list[float] = []
     while len(found) < ROUNDS and sum(found) < SECONDS:
         start = time.perf_counter()

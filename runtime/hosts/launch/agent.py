@@ -36,9 +36,9 @@ class AgentEnded(Exception):
 
 class AgentProcess:
     """An agent that listens on `machine`, an address of this one, on a free port, with these modules imported. `show`
-    gets its lines.
+    gets its lines of output.
 
-    Raises nothing: `serving` tells what came of it.
+    Raises nothing: `serving` has the outcome.
     """
 
     def __init__(
@@ -126,7 +126,7 @@ class AgentProcess:
             return self._process
 
     def ended(self) -> str:
-        """How it ended, with what it wrote last; "" while it runs."""
+        """How the agent ended, with its last output; "" while it runs."""
         with self._changed:
             return self._ended
 

@@ -1,8 +1,8 @@
 """Folders for keys and tokens, which no process leaves behind for long.
 
-The process that made one holds a lock in it. One that was killed took nothing away, but its locks are gone: whoever
-makes the next folder removes what is not locked any more. So it does not matter whether the two see each other's
-processes (containers that share /tmp).
+The process that made one holds a lock in it. One that was killed has left its folders, but its locks are gone: the next
+process that makes a folder removes all that are not locked any more. So it does not matter whether the two see each
+other's processes (containers that share /tmp).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a launcher is, and hosts that one has started.
+"""The interface of a launcher, and hosts that one has started.
 
 launch(launcher)     launcher.place()            which machines, by their addresses
                      certificates, or a token    made for these agents, known to nobody else
@@ -27,8 +27,8 @@ from monarch.runtime.hosts.launch.folder import private_folder
 
 @dataclass(frozen=True)
 class Credentials:
-    """What an agent listens with: the files of a folder of certificates by name, or, on a trusted network, a token. The
-    launcher brings them to the agent by its own means, and they are as secret as these are."""
+    """The credentials of an agent: the files of a folder of certificates by name, or, on a trusted network, a token.
+    The launcher brings them to the agent by its own means, which have to keep them as secret as they are."""
 
     files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     token: str = field(default="", repr=False)

@@ -166,7 +166,7 @@ class RayLauncher:
             raise MonarchError(f"a Ray actor that was to {what} has failed: {error}") from None
 
     def _described(self) -> str:
-        """What each node has that is alive, and what is free in all."""
+        """The resources of each living node, and the free ones of all."""
         nodes = [
             f"{node['NodeManagerAddress']}: {_amounts(node['Resources'])}"
             for node in self._ray.nodes()

@@ -3,7 +3,7 @@
 The driver is PyTorch's too, in the same process: contexts are the devices' primary ones, which PyTorch uses as well, so
 pointers, streams and events of either serve both. Signatures and names ("_v2") are those of cuda.h 12.9.
 
-**Nothing here spins.** Events are made with CU_EVENT_BLOCKING_SYNC, so that who waits for one sleeps.
+**Nothing here spins.** Events are made with CU_EVENT_BLOCKING_SYNC, so that a waiting thread sleeps.
 
 **Forks.** CUDA does not survive one: in the child of a process that has used a GPU there is no driver, and `missing`
 says so. Opening the library, as opposed to using it, survives.
@@ -83,7 +83,7 @@ class Driver:
         return self._names is not None or bool(self._contexts)
 
     def uuids(self) -> list[str]:
-        """The GPUs that this process sees: what each is called by all processes, 32 hex digits."""
+        """The GPUs that this process sees: for each the name that all processes give it, 32 hex digits."""
         with self._lock:
             if self._names is None:
                 self._call("cuInit", ctypes.c_uint(0))
@@ -155,7 +155,7 @@ class Driver:
         return CudaStream(self, gpu)
 
     def now(self, gpu: int) -> Event:
-        """What PyTorch has launched so far on the stream of its that is current for this thread."""
+        """All that PyTorch has launched so far on this thread's current stream."""
         event = Event(self, gpu)
         lent: dict[int, int] = getattr(_lent, "streams", {})
         event.record(lent[gpu] if gpu in lent else current_stream(gpu))
@@ -279,7 +279,7 @@ class Event:
 
 
 class CudaStream:
-    """A stream of ours: what is launched there runs in order, and beside all others."""
+    """A stream of ours: its launches run in order, and beside all other streams."""
 
     def __init__(self, driver: Driver, gpu: int) -> None:
         self.loaded = driver
@@ -400,7 +400,7 @@ _lent = threading.local()
 
 
 def as_if_here(call: Callable[[], None]) -> Callable[[], None]:
-    """The call, for another thread: it waits for what PyTorch launches on the streams that are current for this one."""
+    """The call, for another thread: it waits for PyTorch's launches on the current streams of this one."""
     torch = sys.modules.get("torch")
     if not (loaded is not None and loaded.used) and not (torch is not None and torch.cuda.is_initialized()):
         return call

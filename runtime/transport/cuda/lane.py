@@ -1,4 +1,4 @@
-"""The thread that carries out what a link has to do with GPUs, in the order in which it was asked for."""
+"""The thread that does a link's jobs on GPUs, in the order in which they come."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ class Job(Protocol):
         """Whether all before it have ended when it begins, and none after it begins before its end."""
 
     def begin(self) -> None:
-        """Launch what is to be done; may block."""
+        """Launch the job's copies; may block."""
 
     def end(self) -> None:
-        """Wait for it, and tell who waits."""
+        """Wait for the copies, and finish the work that waits for them."""
 
 
 class Lane:
     """Jobs begin in order, and end in order; some are launched ahead, so that a GPU need not wait for this thread,
-    which starts with the first of them. `broken` is called with what a job raises, which none should."""
+    which starts with the first of them. `broken` is called with a job's error; no job should raise."""
 
     def __init__(self, name: str, broken: Callable[[BaseException], None]) -> None:
         self._name = name
@@ -95,7 +95,7 @@ class Lane:
             if job is not None:
                 self._guarded(job.begin)
                 continue
-            # It counts as under way until it has told: what is asked for meanwhile comes after that.
+            # A job is under way until its work is finished: a job that comes meanwhile runs after it.
             self._guarded(self._begun[0].end)
             with self._changed:
                 self._begun.popleft()
@@ -104,7 +104,7 @@ class Lane:
             self._guarded(call)
 
     def _next(self) -> Job | None:
-        """What can begin now, if anything."""
+        """The job that can begin now, if any."""
         if not self.jobs or len(self._begun) >= _AHEAD:
             return None
         first = self.jobs[0]

@@ -1,4 +1,4 @@
-"""A link between processes of one host that reaches memory of GPUs: what shared memory does, and copies by the driver.
+"""A link between processes of one host that reaches memory of GPUs: shared memory's link, and copies by the driver.
 
 **Reaching a region on a GPU.** It is asked of its owner once a link, with the region's key, as shared memory's are. Who
 may use it gets the IPC handle of the allocation that holds it, and maps that once, however many regions it holds.
@@ -62,7 +62,7 @@ class GpuReach(RegionAccess):
         """Where it is mapped here; maps it, the first time. By one thread at a time. Raises CudaFailed."""
         if self.mapped is None:
             if self._ours:
-                # A process cannot open what it has exported itself.
+                # A process cannot open the handle of memory that it has exported itself.
                 self.mapped = MemoryRange(self._address, self.size, driver.here().uuids().index(self._uuid), None)
             else:
                 gpu, base = driver.here().open(self._handle, self._uuid)
@@ -169,7 +169,7 @@ class CudaLink(ShmLink):
     def _copy_of(
         self, write: bool, place: MemoryRange, region: Region, offset: int, signal: Signal | None
     ) -> _Copy | None:
-        """What the driver is to copy; None where shared memory's way is to be taken, in turn. Raises AccessRefused."""
+        """The driver's copy; None for a work that goes shared memory's way, in turn. Raises AccessRefused."""
         reach = self._reach(region)
         if not isinstance(reach, GpuReach) or not reach.mappable:
             return None
@@ -179,7 +179,7 @@ class CudaLink(ShmLink):
             if word is not None and signal is not None:
                 word.enter(signal.offset, WORD)
                 try:
-                    # Who is refused has written nothing, so the word is looked at first.
+                    # A refused write changes nothing, so the word is checked first.
                     word.check_word(signal.offset)
                 except AccessRefused:
                     word.leave()
@@ -218,7 +218,7 @@ class CudaLink(ShmLink):
     # -- on the lane's thread --------------------------------------------------------------------------------------
 
     def gpu_stream(self, gpu: int) -> CudaStream:
-        """The stream on which what is launched next comes after what was launched before, on whichever GPU."""
+        """The stream on which the next launch comes after the former ones, on whichever GPU."""
         stream = self._streams.get(gpu)
         if stream is None:
             stream = self._streams[gpu] = driver.here().stream(gpu)
@@ -434,7 +434,7 @@ class _Closing:
 
 
 class _Other:
-    """What else was asked for while the lane was busy, or waits for a GPU: in its turn."""
+    """Other works that came while the lane was busy, or that wait for a GPU: in their turn."""
 
     alone = True
 
@@ -477,7 +477,7 @@ class _Other:
 
     def end(self) -> None:
         if not self._begun:
-            # For a reason that nobody foresaw, which has lost the link: who waits hears of it.
+            # An error that nobody foresaw has ended the link: works that wait end with it.
             self.pending.fail(self._link.error or self._link.lost("it was not begun"))
 
 

@@ -1,6 +1,6 @@
-"""Memory of GPUs by way of host memory, for links that reach no more than that: over sockets, or into shared memory.
+"""Memory of GPUs by way of host memory, for links that reach only host memory: over sockets, or into shared memory.
 
-Copies wait for what PyTorch has launched before them, and block the thread that asks for them.
+Copies wait for all that PyTorch has launched before them, and block the thread that calls them.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from monarch.runtime.transport.works import Pending
 
 
 def outgoing(source: Memory, after: Event | None = None) -> memoryview:
-    """The bytes of memory that is sent: its own, or a copy of what is on a GPU after what PyTorch has launched, which
-    ends with `after` (closed here), if not now. Raises MonarchError."""
+    """The bytes of memory to send: its own, or a copy of a GPU's memory after PyTorch's launches, which ends with
+    `after` (closed here), if not now. Raises MonarchError."""
     if buffers.device_of(source) == "cpu":
         return buffers.view_of(source)
     return _read(buffers.range_of(source), after)
 
 
 def incoming(target: Memory, get: Callable[[memoryview], Work], after: Event | None = None) -> Work:
-    """Fill memory of a GPU with what `get` fills host memory with. Raises MonarchError."""
+    """Fill memory of a GPU with the bytes that `get` puts into host memory. Raises MonarchError."""
     place = buffers.range_of(target)
     staged = memoryview(bytearray(place.size))
     pending = Pending(place)
@@ -71,8 +71,8 @@ def move(target: MemoryRange, source: MemoryRange, after: Event | None = None) -
 
 
 def launched(memory: Memory) -> Event | None:
-    """What PyTorch has launched so far on this thread's stream of the GPU that has the memory; None for host memory.
-    Raises MonarchError."""
+    """PyTorch's launches so far on this thread's stream of the GPU that has the memory; None for host memory. Raises
+    MonarchError."""
     gpu = buffers.range_of(memory).gpu
     if gpu is None:
         return None
@@ -91,8 +91,8 @@ def reaches(device: str) -> bool:
 
 
 def await_launched(owned: Owned) -> None:
-    """Wait for what PyTorch has launched, on this thread's stream of the GPU that has the memory: what is there then is
-    there for peers, too, which cannot wait for streams of this process. Raises MonarchError."""
+    """Wait for PyTorch's launches on this thread's stream of the GPU that has the memory: then peers, which cannot wait
+    for streams of this process, read their results. Raises MonarchError."""
     after = launched(owned.memory)
     if after is not None:
         try:
@@ -103,7 +103,7 @@ def await_launched(owned: Owned) -> None:
 
 
 def load(owned: Owned, offset: int, size: int) -> memoryview:
-    """Bytes of a region: its own, or a copy of what is on a GPU. Raises AccessRefused."""
+    """Bytes of a region: its own, or a copy of a GPU's. Raises AccessRefused."""
     if owned.view is not None:
         return owned.view[offset : offset + size]
     try:

@@ -36,7 +36,7 @@ STATUS = {
     12: "the peer's device does not answer",
     13: "the peer's device has no receive posted",
 }
-"""What a completion's status means, where there is more to say than its number."""
+"""The meaning of a completion's status, where there is more to say than its number."""
 
 
 class NoVerbs(Exception):
@@ -92,10 +92,10 @@ class Path:
     gid: bytes | None
     gid_index: int
 
-    # A request is repeated after 4.096 us * 2 ** TIMEOUT = 1 s, RETRIES times, before the peer is given up.
+    # A request is repeated after 4.096 us * 2 ** TIMEOUT = 1 s, RETRIES times, before the link gives up the peer.
     TIMEOUT = 18
     RETRIES = 7
-    # What a peer without a receive posted is left to find one, again and again (7: without end): 0.64 ms.
+    # How long a peer without a posted receive has to post one, again and again (7: without end): 0.64 ms.
     PAUSE = 12
     HOPS = 64
 
@@ -116,7 +116,7 @@ class Completions(Protocol):
     fd: int
 
     def take(self) -> list[Completion]:
-        """All completions that there are, after asking to be told of the next one: none can slip in between."""
+        """All completions so far, after a request to be notified of the next one: none can slip in between."""
 
     def close(self) -> None: ...
 

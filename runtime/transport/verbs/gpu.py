@@ -4,8 +4,8 @@ A GPU's memory is registered through a dma-buf, which the CUDA driver makes of i
 (Linux 5.12, CUDA 11.7, the driver's open kernel modules); or else by its address alone, which works where the module
 nvidia-peermem is loaded; or else not at all, and this process's side of a transfer goes through pinned host memory.
 
-Nothing here knows of the GPU's streams, and a device waits for none: whatever runs on the GPU is waited for before its
-memory is sent from, and what the device wrote is flushed before anybody is told that it is there.
+Nothing here knows of the GPU's streams, and a device waits for none: a send waits for all that runs on the GPU, and the
+device's writes are flushed before their work ends.
 
 Tested with stand-ins for the CUDA driver and for the device; **not run on a GPU yet**.
 """
@@ -21,7 +21,7 @@ from monarch.runtime.transport.verbs.adapter import Device, MemoryRegion, VerbsF
 
 
 def register(driver: Driver, device: Device, where: str, address: int, size: int, access: int) -> MemoryRegion:
-    """Register memory of a GPU ("cuda:0"), one way or the other. Raises VerbsFailed, with what each has met."""
+    """Register memory of a GPU ("cuda:0"), one way or the other. Raises VerbsFailed, with the error of each way."""
     kind, _, number = where.partition(":")
     if kind != "cuda":
         raise VerbsFailed(f"it is not known how devices reach memory on {where}")

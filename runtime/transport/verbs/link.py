@@ -1,7 +1,7 @@
 """A link over verbs: bytes by RDMA WRITE and READ, signals by messages, everything else over the link's stream.
 
-**Opening a region.** The first use of a region asks the owner over the stream, with the region's key. Who may use it
-learns its address and the device's key for it; who may not gets AccessRefused, and the connection is unharmed. (A
+**Opening a region.** The first use of a region asks the owner over the stream, with the region's key. A peer that may
+use it gets its address and the device's key for it; another one gets AccessRefused, and the connection is unharmed. (A
 device that refuses a request ends the connection with that; and it knows 32-bit keys only, which can be guessed.)
 
 **Signals.** What order a device writes in is not what a processor that watches the memory may rely on: by the
@@ -64,7 +64,7 @@ _CONTROLS = ("open", "opened", "drop", "left")
 
 
 class _Refused(Exception):
-    """The owner refuses, or would: `AccessRefused` before it is said where."""
+    """The owner refuses, or would: an `AccessRefused` that does not name the region yet."""
 
 
 def _dropped(number: int) -> _Refused:
@@ -72,7 +72,7 @@ def _dropped(number: int) -> _Refused:
 
 
 class Connection:
-    """A queue pair, its completions, and memory for what is copied and for messages that come in."""
+    """A queue pair, its completions, and memory for copies and for messages that come in."""
 
     def __init__(self, device: Device, way: Way) -> None:
         self.way = way
@@ -94,7 +94,7 @@ class Connection:
             raise
 
     def details(self) -> dict[str, Any]:
-        """What the peer has to know of this end."""
+        """The data of this end that the peer needs."""
         gid = self.way.gid
         return {
             "family": self.way.family,
@@ -196,7 +196,7 @@ class VerbsLink(StreamLink):
 
     def begin_to_close(self) -> None:
         if not self.loop.here():
-            # The end is said over the stream, and must not overtake what was sent here before.
+            # The end goes over the stream, and must not overtake works that were sent here before.
             with self._turn:
                 self._wait_idle(PATIENCE)
         super().begin_to_close()
@@ -237,7 +237,7 @@ class VerbsLink(StreamLink):
     def _reaches_of(
         self, region: Region, signal: Signal | None
     ) -> tuple[RemoteRegion | None, tuple[RemoteRegion, int, int] | None]:
-        """The region, and the word of the signal; None for what the device does not reach. Raises _Refused."""
+        """The region, and the word of the signal; None for memory that the device does not reach. Raises _Refused."""
         reach = self._reach(region)
         if signal is None:
             return reach, None
@@ -269,7 +269,8 @@ class VerbsLink(StreamLink):
         if write and not reach.writable:
             raise _Refused(f"region {reach.number} cannot be written: its memory is read-only")
 
-    # -- the stream, for what a device does not reach: one order for both ---------------------------------------------
+    # -- the stream, for memory that a device does not reach: one order for both
+    # ----------------------------------------
 
     def _over_stream(
         self, write: bool, memory: Memory, region: Region, offset: int, signal: Signal | None, awaited: bool
@@ -412,7 +413,7 @@ class VerbsLink(StreamLink):
     # -- the device ------------------------------------------------------------------------------------------------
 
     def _advance(self) -> list[OneSidedOp]:
-        """Post what can be posted, with `_turn` held. Gives the jobs that have ended."""
+        """Post all requests that can be posted, with `_turn` held. Gives the jobs that have ended."""
         requests, ended = self._schedule.next()
         try:
             for request in requests:
@@ -454,7 +455,7 @@ class VerbsLink(StreamLink):
             pair.send(number, slot, slot_key, _MESSAGE.size, request.signaled)
 
     def _serve(self, events: int) -> None:
-        """Take what the device has finished, on the I/O thread."""
+        """Take the completions of the device, on the I/O thread."""
         try:
             taken = self.connection.completions.take()
             failed = next((one for one in taken if one.status != adapter.SUCCESS), None)
@@ -477,7 +478,7 @@ class VerbsLink(StreamLink):
             self.lose(self.lost(why))
 
     def _received(self, one: Completion) -> list[OneSidedOp]:
-        """Do what a message says; raises ValueError for one that this peer may not send."""
+        """Handle a message; raises ValueError for one that this peer may not send."""
         if one.size != _MESSAGE.size:
             raise ValueError(f"the peer sent a message of {one.size} bytes")
         region, offset, value, consumed, stores, confirm = self.connection.message(one.number)
@@ -517,7 +518,7 @@ class VerbsLink(StreamLink):
         self._verbs.links.discard(self)
         self.loop.unwatch(self.connection.completions.fd)
         with self._turn:
-            # What the device took before the peer closed its end is still stored.
+            # Completions from before the peer closed its end are still stored.
             self._take_last()
             self.connection.close()
             jobs = self._schedule.unfinished()

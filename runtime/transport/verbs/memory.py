@@ -1,4 +1,4 @@
-"""This process's memory as the device knows it: what peers may reach, and what is sent from and received into."""
+"""This process's memory as the device knows it: regions for peers, and memory that it sends from and receives into."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _log = logging.getLogger("monarch.transport")
 
 
 class Registered:
-    """Memory that the device knows, until all who use it have released it."""
+    """Memory that the device knows, until all its users have released it."""
 
     def __init__(self, region: MemoryRegion, address: int, size: int, writable: bool) -> None:
         self.address, self.size, self.writable = address, size, writable
@@ -46,7 +46,7 @@ class Registered:
 
 
 class Local:
-    """This side's memory of a put or a get, until it is released: `release(True)` once all is there.
+    """This side's memory of a put or a get, until it is released: `release(True)` once all bytes have arrived.
 
     `reached`  whether the device reaches it
     `key`      None where its bytes are copied when they are sent
@@ -94,7 +94,7 @@ class Memories:
         self._lock = threading.Lock()
 
     def add(self, owned: Owned) -> None:
-        """Register what peers may reach. What the device does not reach goes over the stream."""
+        """Register memory for peers. Memory that the device does not reach goes over the stream."""
         access = adapter.REMOTE_READ
         if owned.writable:
             access |= adapter.REMOTE_WRITE | adapter.LOCAL_WRITE
@@ -186,7 +186,7 @@ class Memories:
         return Registered(self.register(device, address, size, access), address, size, not write)
 
     def _around(self, address: int, size: int, writable: bool) -> Registered | None:
-        """What is registered for peers anyway and has all of these bytes, held."""
+        """Memory that is registered for peers anyway and has all of these bytes, with a reference."""
         with self._lock:
             for one in self._owned.values():
                 inside = one.address <= address and address + size <= one.address + one.size

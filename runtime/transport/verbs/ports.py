@@ -17,7 +17,7 @@ from monarch.runtime.transport.verbs.adapter import INFINIBAND, PortState
 _SYSFS = Path("/sys/class/infiniband")
 _GAP = 32
 FAMILIES = ("RoCE v2 over IPv4", "InfiniBand", "RoCE v2 over IPv6", "RoCE v2, link-local", "RoCE v1")
-"""What two ports have to have in common, best first."""
+"""The properties that two ports have to share, best first."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def _family(gid: Gid) -> str:
 
 
 def choose(found: Sequence[Way], local: str | None = None, family: str | None = None) -> Way | None:
-    """The best way: of the peer's `family` where that is given; then by the address `local`, by which the peer's host
-    is reached without RDMA; then of the best family."""
+    """The best way: of the peer's `family` if there is one; then by the address `local`, by which the peer's host is
+    reached without RDMA; then of the best family."""
     own = None
     if local is not None:
         address = ipaddress.ip_address(local.partition("%")[0])

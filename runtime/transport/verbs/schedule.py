@@ -1,16 +1,16 @@
-"""What may be sent when, over one reliable connection: pure, no device and no clock.
+"""Which requests may be sent when, over one reliable connection: pure, no device and no clock.
 
-Jobs are done in the order in which they are given. A job is cut into requests of at most `max_message` bytes; a put's
-last one is the message with its signal. What holds a job back:
+Jobs are done in the order in which they come. A job is cut into requests of at most `max_message` bytes; a put's last
+one is the message with its signal. A job waits where:
 
 - All `sends` places of the send queue are taken. They are freed by completions, and only a request that is *signaled*
-  makes one, which then stands for all before it. Signaled are the last request of a job that somebody waits for, and
+  makes one, which then stands for all before it. Signaled are the last request of a job that a thread waits for, and
   every `sends // 4`-th.
 - The peer has no receive for the message. Each side posts `2 * credits` receives. Half are for messages with signals:
-  at most `credits` more are sent than the peer has dealt with. How many those are is told by every message of the
-  other direction, and by one of its own once half of the credits are owed, or the peer waits to hear that its signal
-  was stored. Each of these answers a message or more of which the peer does not know yet that it was dealt with, so
-  the other half of the receives is enough for them.
+  at most `credits` more are sent than the peer has dealt with. Every message of the other direction says how many those
+  are, and so does a message of its own once half of the credits are owed, or the peer waits to hear that its signal was
+  stored. Each such message answers one or more that the peer does not know to be dealt with, so the other half of the
+  receives is enough for them.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class OneSidedOp:
 
     `address`, `key`  the local memory; `key` is None where its bytes are copied when they are sent
     `word`            the signal's region, the word's byte there, and its value
-    `awaited`         whether somebody waits for the end
-    `data`            what the transport needs besides
+    `awaited`         `awaited` whether a thread waits for the end
+    `data`            `data` the transport's own
     """
 
     reach: RemoteRegion
@@ -59,12 +59,12 @@ class OneSidedOp:
     data: Any = None
     error: Exception | None = None
     started: int = 0
-    """Bytes for which requests were given out."""
+    """Bytes that have requests."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be posted, as `what`:
+    """A request to post, of the kind `what`:
 
     "move"     `size` bytes of the job, from byte `start`
     "message"  the job's word, and how many messages were `consumed` here; the peer is to `confirm` it
@@ -149,7 +149,7 @@ class Schedule:
         self.flush()
 
     def flush(self) -> None:
-        """See to it that all requests that were given out complete, also those that nobody waits for."""
+        """See to it that all requests complete, also those that no thread waits for."""
         if self._flying and not self._flying[-1].signaled:
             self._flush = True
 
@@ -171,7 +171,7 @@ class Schedule:
     # -- what follows ----------------------------------------------------------------------------------------------
 
     def next(self) -> tuple[list[Request], list[OneSidedOp]]:
-        """What is to be posted now, in this order; and the jobs that have ended: with an `error`, or because there was
+        """The requests to post now, in this order; and the jobs that have ended: with an `error`, or because they had
         nothing to send."""
         requests: list[Request] = []
         ended: list[OneSidedOp] = []
@@ -194,7 +194,7 @@ class Schedule:
         return requests, ended
 
     def _advance(self, job: OneSidedOp, requests: list[Request]) -> bool:
-        """Send what can be sent of the first job. Gives whether that was all."""
+        """Send as much of the first job as can be sent. Gives whether that was all."""
         while job.started < job.size:
             if not self._free:
                 return False

@@ -68,8 +68,8 @@ class VerbsTransport:
         return self._memories
 
     def register(self, owned: Owned) -> dict[str, Any] | None:
-        """Peers learn address and key when they open the region (`link`), so the region itself carries nothing, but
-        for what is on a GPU and can be reached: that it is."""
+        """Peers learn address and key when they open the region (`link`), so the region itself carries nothing, but for
+        memory of a GPU that the device reaches: that it does."""
         if owned.size:
             self.memories.add(owned)
         return {} if owned.view is None and self.memories.find(owned.number) is not None else None
@@ -82,7 +82,7 @@ class VerbsTransport:
         asked = self._loop.run(lambda: [link.call_back(owned.number) for link in links]) if links else []
         leaving = [left for left in asked if left is not None]
         if self._loop.here() and leaving:
-            # The answers come on this thread: what is under way there ends first, as it does for others.
+            # The answers come on this thread: works under way there end first, as they do for other links.
             for left in leaving:
                 left.then(lambda: registered.release() if all(one.done() for one in leaving) else None)
             return
@@ -210,8 +210,8 @@ _inherited: list[Any] = []
 
 
 def _after_fork() -> None:
-    """A child shares its parent's connection to the device: what is destroyed through it is destroyed for the parent.
-    So the child lets go of the files, under the same numbers, and of nothing else."""
+    """A child shares its parent's connection to the device: an object that it destroys is destroyed for the parent. So
+    the child closes the files, under the same numbers, and nothing else."""
     if not _opened:
         return
     _inherited.extend(_opened)

@@ -54,7 +54,7 @@ def _logging_as_it_is() -> Iterator[None]:
 
 
 def _take_from_system(folders: Sequence[str]) -> None:
-    """Make `import pyverbs` find the system's package, and nothing else of the folder that it lies in."""
+    """Make `import pyverbs` find the system's package, and nothing else in its folder."""
     for folder in map(Folder, folders):
         start = folder / "__init__.py"
         if start.exists():
@@ -254,7 +254,7 @@ class QueuePair:
 
 
 def _free(*requests: Any) -> None:
-    """What these point to is not freed with them."""
+    """The memory that these point to is not freed with them."""
     for request in requests:
         request.close()
 

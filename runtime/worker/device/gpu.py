@@ -1,8 +1,8 @@
-"""A plan for GPUs, made ready for one: what differs from running it on a CPU.
+"""A plan for GPUs, made ready for one. It differs from a plan on a CPU in three things.
 
-- Generated kernels, and the templates that were chosen for calls, are the machine code that the plan carries, in the
-  variant that stands first.
-- What makes tensors from nothing makes them on the device.
+- Generated kernels, and the templates that were chosen for calls, are the machine code that the plan carries, in its
+  first variant.
+- - Ops that make tensors from nothing make them on the device.
 - A call of attention that no template takes is computed in parts. It stands in the graph as the op that ATen has for
   CPUs, whatever the target.
 
@@ -53,8 +53,8 @@ def device_for(plan: Plan, worker: int) -> torch.device:
 
 
 class OnGpu:
-    """A plan on one device. `plan` is what a frame is to run there, with its constants on the device, and `binds(rest)`
-    what binds its ops: `rest` has the collectives and the commit."""
+    """A plan on one device. `plan` is the one that a frame runs there, with its constants on the device, and
+    `binds(rest)` binds its ops: `rest` has the collectives and the commit."""
 
     def __init__(self, plan: Plan, device: torch.device) -> None:
         if plan.target == "cpu":

@@ -34,7 +34,7 @@ class GpuKernel:
     the outputs.
 
     `over[i]` is the operand whose memory output i takes, or -1 (as in `monarch.compiler.ops.kernel`). A call returns
-    before the kernel has run. An index out of range is told by `check`, which waits for it.
+    before the kernel has run. `check` waits for the kernel and raises for an index out of range.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class GpuKernel:
             raise self.failure(number)
 
     def failure(self, number: int) -> IndexError:
-        """What `error` says."""
+        """The message for this error number."""
         known = 0 < number <= len(self.binary.gathers)
         return IndexError(self.binary.gathers[number - 1] if known else f"kernel {self.kernel.name} gave {number}")
 
@@ -86,7 +86,7 @@ def _aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def launcher_of(kernel: Kernel | TemplateCall, binary: KernelBinary, launch: LaunchBinary) -> Callable[..., None]:
-    """What takes the pointers and constants of a launch, on the current device and stream."""
+    """A function that launches with pointers and constants, on the current device and stream."""
     from triton.compiler import CompiledKernel
 
     types = {name: _pointer_type(name, kernel, binary) for name in launch.arguments}

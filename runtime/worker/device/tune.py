@@ -28,7 +28,7 @@ _LAUNCHES = 20
 def tuned(
     plan: Plan, measure: Measure, fastest: Fastest, told: Callable[[KernelBinary], None] = lambda best: None
 ) -> Plan:
-    """The plan with the fastest variant of each kernel first, and what was measured. A kernel of which there is one
+    """The plan with the fastest variant of each kernel first, and the measurements. A kernel of which there is one
     variant is not measured."""
     kernels = kernels_of(plan)
     groups: dict[str, list[KernelBinary]] = {}
@@ -56,14 +56,14 @@ def tuned(
 
 
 def _noted(binary: KernelBinary, times: Sequence[float]) -> KernelBinary:
-    """A variant with what was measured of it. One that does not run has no time."""
+    """A variant and its measured time. One that does not run has no time."""
     seconds = statistics.median(times) if times else 0.0
     known = 0.0 < seconds < float("inf")
     return replace(binary, seconds=seconds if known else 0.0, measured=known)
 
 
 def gpu_for(target: str) -> torch.device:
-    """The GPU of this process, which has to be what a plan is for. Raises MonarchError where there is none."""
+    """The GPU of this process, which has to be of the plan's target. Raises MonarchError where there is none."""
     if not torch.cuda.is_available():
         raise MonarchError(
             "variants of kernels are measured on a GPU, and torch finds none here",
@@ -103,6 +103,7 @@ def on_gpu(device: torch.device) -> Measure:
 
 
 def example(buffer: Buffer, device: torch.device) -> torch.Tensor:
-    """A tensor that lies so: random numbers, or whole numbers that are 0, which is a valid index everywhere."""
+    """A tensor with this shape and these strides: random numbers, or zeros of an integer dtype, which are valid indices
+    everywhere."""
     tensor = torch.zeros(buffer.shape, dtype=buffer.dtype, device=device)
     return moved(tensor.normal_(0.0, 0.1) if buffer.dtype.is_floating_point else tensor, buffer.strides)
