@@ -1,4 +1,4 @@
-"""Actor: what users derive their actors from."""
+"""Actor: the base class of users' actors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from monarch.runtime.future import Future
 
     class _ActorsMesh(MeshAlgebra):
-        """What `spawn` gives has the endpoints of the class, and these."""
+        """`spawn` returns a mesh with the endpoints of the class, and these."""
 
         def stop(self, reason: str = ...) -> Future[None]: ...
 
@@ -49,7 +49,7 @@ class Actor(_ActorsMesh):
         counters = this_host().spawn_procs({"gpus": 2}).spawn("counters", Counter, 0)
         counters.add.call(3).get()
 
-    The type of what `spawn` gives is the class too, so that a type checker knows each endpoint's arguments and reply.
+    The type of `spawn`'s result is the class too, so that a type checker knows each endpoint's arguments and reply.
 
     Two methods of a subclass have a meaning of their own, both optional:
 

@@ -29,8 +29,8 @@ A = TypeVar("A", bound=Actor)
 
 
 class ActorMesh(Owned, Generic[A]):
-    """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute; `id` is what a
-    `MeshFailure` of theirs has as its `mesh_id`."""
+    """Actors of one class, one in each of some processes. Each endpoint of the class is an attribute; `id` is the
+    `mesh_id` of a `MeshFailure` of theirs."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class ActorMesh(Owned, Generic[A]):
         return self._name
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
-        """End the actors: each handles what was sent to it before, and ends what it owns. A future of the end; in one
-        of these actors it is an error at once, RuntimeError, for that would wait for its own end. RuntimeError for a
-        slice."""
+        """End the actors: each handles the messages that came before, and ends the meshes that it owns. A future of the
+        end; in one of these actors it is an error at once, RuntimeError, for that would wait for its own end.
+        RuntimeError for a slice."""
         self._whole()
         process = current.process()
         error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
@@ -78,7 +78,7 @@ class ActorMesh(Owned, Generic[A]):
 
     @property
     def initialized(self) -> Future[bool]:
-        """A future of True that is there once all constructors are through; SupervisionError where one raised."""
+        """A future of True that is done once all constructors are through; SupervisionError where one raised."""
         return done(self._meta(lambda reply: (CALL, self._id, reply, "", False, None), NO_ARGUMENTS), True)
 
     def _meta(self, head: Callable[[ReplyTo], tuple[Any, ...]], payload: Payload) -> Future[ValueMesh[None]]:

@@ -35,7 +35,7 @@ class Recipients(Protocol):
 
     @property
     def _label(self) -> str:
-        """What errors call these actors: the name they were spawned with."""
+        """The name of these actors in errors: the one they were spawned with."""
 
     def _ask(self, method: EndpointMethod[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """Send to all: a future of a ValueMesh over `_shape`."""
@@ -78,7 +78,7 @@ class Endpoint(Generic[P, R]):
         trainers.step.rref(batch)                -> a distributed tensor       from all, each worker's own
 
     An exception of the method raises `ActorError` where the reply is looked at. After `broadcast` there is no such
-    place: then an exception ends the actor, and its owner is told.
+    place: then an exception ends the actor, and its owner gets the failure.
     """
 
     __slots__ = ("_method", "_recipients")
@@ -141,8 +141,8 @@ class Endpoint(Generic[P, R]):
         return self._recipients._ask_shards(self._method, args, kwargs)
 
     def rref(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Call it on all actors, and have what they return as distributed tensors that vary: each worker's own is that
-        of the actor in its process.
+        """Call it on all actors, and have their results as distributed tensors that vary: each worker's own is that of
+        the actor in its process.
 
         mesh = Mesh(procs=procs)
         with mesh.activate():
@@ -152,7 +152,7 @@ class Endpoint(Generic[P, R]):
         Each actor gets its worker's part of the distributed tensors in the arguments, as in every message; their mesh
         is that of the results. Without such, it is the mesh of the per-worker code that this stands in, or the only one
         that is open. Results come nested as they were returned, stay where they are, and have no gradient. Waits for
-        the actors. The endpoint's `propagate`, if there is one, says beforehand what is returned.
+        the actors. The endpoint's `propagate`, if there is one, gives the types of the results beforehand.
 
         In a program that needs a `propagate`: each call of the program asks the actors, in order, before its step, with
         the program's arguments, its state as it is then, other answers, and plain values. An error that the actors
@@ -183,7 +183,7 @@ class Endpoint(Generic[P, R]):
 
 
 class Addressed(Protocol[R_co]):
-    """What is no endpoint itself, but called by one: a `monarch.remote` function."""
+    """A function that an endpoint calls, and that is no endpoint itself: a `monarch.remote` function."""
 
     def addressed(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -258,7 +258,7 @@ def as_endpoint(
 def as_endpoint(method: Any, /, *, propagate: Propagate = None, explicit_response_port: bool = False) -> Any:
     """A method of spawned actors that was not marked, as an endpoint: `as_endpoint(trainers.debug).call()`.
 
-    Raises ValueError for what is no such method, and for one that is `async def` where the endpoints are not.
+    Raises ValueError for anything but such a method, and for one that is `async def` where the endpoints are not.
     """
     if not isinstance(method, UnmarkedMethod):
         raise ValueError(f"as_endpoint takes an unmarked method of spawned actors, such as mesh.method, not {method!r}")
@@ -281,7 +281,8 @@ def _as_endpoint(method: Any, explicit_port: bool, propagate: Propagate) -> Any:
 
 
 def attribute(recipients: Recipients, interface: ActorInterface, name: str) -> Endpoint[..., Any] | UnmarkedMethod:
-    """What `mesh.name` is: an endpoint, or a method that is none. Raises AttributeError for anything else."""
+    """The attribute `name` of a mesh: an endpoint, or a method that is none. Raises AttributeError for anything
+    else."""
     if (method := interface.endpoints.get(name)) is not None:
         return Endpoint(recipients, method)
     if not name.startswith("__") and interface.has(name):

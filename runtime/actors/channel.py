@@ -1,4 +1,4 @@
-"""Channels: a port that can be sent to from anywhere, and a receiver at which what was sent is looked at."""
+"""Channels: a port that any process can send to, and a receiver that gives the values sent."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Port(Generic[T]):
         return None if self._to is None else self._to[0]
 
     def send(self, value: T) -> None:
-        """Send it, without waiting. What comes to a port that is closed is dropped."""
+        """Send it, without waiting. A value for a closed port is dropped."""
         if self._to is not None:
             current.process().reply(self._to, True, value)
 

@@ -20,7 +20,7 @@ Pickled: TypeAlias = tuple[str, bytes]
 """A token, by which a process that has read it once knows it, and the pickle."""
 
 LARGEST = 1 << 20
-"""What has more bytes is pickled with each message, so that they travel beside it, and no process keeps them."""
+"""Classes with more bytes are pickled with each message, so that they travel beside it, and no process keeps them."""
 
 _pickled: WeakKeyDictionary[type, Pickled | None] = WeakKeyDictionary()
 """None for those that cannot be pickled alone."""
@@ -36,7 +36,7 @@ _now = _Now()
 
 
 def sent(cls: type) -> type | Pickled:
-    """What stands for a class in a message: the class itself, to be pickled with the message, where it cannot be
+    """The reference to a class in a message: the class itself, to be pickled with the message, where it cannot be
     pickled alone, or is large."""
     if cls in _pickled:
         found = _pickled.get(cls)

@@ -1,4 +1,4 @@
-"""Which methods of a class can be called through messages, and what a class has to be to be an actor."""
+"""Which methods of a class can be called through messages, and the requirements on an actor's class."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ class EndpointMethod(Generic[P, R]):
 
     @cached_property
     def signature(self) -> inspect.Signature:
-        """What a caller passes: without `self`, and without the port."""
+        """The parameters that a caller passes: without `self`, and without the port."""
         whole = inspect.signature(self.function)
         taken = 2 if self.explicit_port else 1
         return whole.replace(parameters=list(whole.parameters.values())[taken:])
 
     @cached_property
     def _positions(self) -> range:
-        """How many arguments there may be if all are given by position; empty where that takes a closer look."""
+        """How many arguments there may be if all are positional; empty where that takes a closer look."""
         parameters = list(self.signature.parameters.values())
         simple = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         if any(parameter.kind not in simple for parameter in parameters):
@@ -133,12 +133,12 @@ def endpoint(method: Any = None, /, *, propagate: Propagate = None, explicit_res
             @endpoint(explicit_response_port=True)
             def later(self, port: Port[str], question: str) -> None: ...
 
-    With `explicit_response_port=True` the method gets a port as its first argument, and what it returns is dropped: it
+    With `explicit_response_port=True` the method gets a port as its first argument, and its result is dropped: it
     replies, now or later and from any thread, by `port.send` or `port.exception`.
 
-    `propagate` says what `trainers.step.rref(x)` gives (see `Endpoint.rref`): a function that takes the same arguments,
-    with tensors that have no data, and gives tensors of the results' shapes and dtypes. "inspect" is for an endpoint
-    whose result nobody needs: `rref` then gives None. Raises ValueError for anything else.
+    `propagate` gives the types of `trainers.step.rref(x)` (see `Endpoint.rref`): a function that takes the same
+    arguments, with tensors that have no data, and gives tensors of the results' shapes and dtypes. "inspect" is for an
+    endpoint whose result nobody needs: `rref` then gives None. Raises ValueError for anything else.
     """
 
     def mark(method: Any) -> Any:
@@ -199,11 +199,11 @@ def _check_method(method: Any, mark: str, explicit_port: bool) -> None:
 MESH_NAMES = frozenset(
     ("slice", "split", "flatten", "rename", "size", "sizes", "extent", "to_table", "stop", "initialized")
 )
-"""What every mesh of actors has, whatever their class: no endpoint can have these names."""
+"""The attributes of every mesh of actors, whatever their class: no endpoint can have these names."""
 
 
 class ActorInterface:
-    """What can be called on the actors of a class.
+    """The methods that can be called on the actors of a class.
 
     `endpoints`  the marked methods, by name
     `is_async`   endpoints are `async def`: calls run on an event loop of the actor's own. A class without endpoints is.

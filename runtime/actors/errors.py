@@ -1,4 +1,4 @@
-"""What goes wrong with actors. All of these survive pickling, for they cross processes."""
+"""Errors of actors. All of these survive pickling, for they cross processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from monarch.compiler.plan import MonarchError
 
 
 class ActorError(MonarchError):
-    """An endpoint raised. `exception` is what it raised; the text holds its traceback where it happened."""
+    """An endpoint raised `exception`; the text has its traceback in the actor."""
 
     def __init__(self, exception: BaseException, text: str) -> None:
         super().__init__(text)
@@ -25,10 +25,10 @@ class ActorError(MonarchError):
 
     @staticmethod
     def of(error: BaseException, where: str, place: Point | None = None) -> ActorError:
-        """What a caller is to get for an exception that was just caught; `where` is such as "trainer[3].step", and
-        `place` is that of the actor in its mesh.
+        """A caller's error for an exception that was just caught; `where` is such as "trainer[3].step", and `place` is
+        that of the actor in its mesh.
 
-        What cannot be pickled, or cannot be read back, is replaced by an `OpaqueError`.
+        An exception that cannot be pickled, or read back, is replaced by an `OpaqueError`.
         """
         said = traceback.format_exception_only(error)[-1].strip()
         trace = trace_of(error)
@@ -49,13 +49,13 @@ def trace_of(error: BaseException) -> str:
 
 
 class OpaqueError(MonarchError):
-    """Stands for an exception that cannot be pickled. The message is what the exception said."""
+    """Stands for an exception that cannot be pickled. The message is the exception's text."""
 
 
 class SupervisionError(MonarchError, RuntimeError):
     """A message was for an actor that is stopped or dead, or that ended before it answered.
 
-    `endpoint` is what was called, such as "trainer.step", where that is known.
+    `endpoint` is the called one, such as "trainer.step", where that is known.
     """
 
     def __init__(self, message: str, endpoint: str | None = None) -> None:
@@ -75,7 +75,7 @@ class SupervisionError(MonarchError, RuntimeError):
 
 @dataclass(frozen=True)
 class MeshFailure:
-    """What an owner is told of when something that it owns fails: `__supervise__(failure)`.
+    """The failure of a mesh that an owner has, as it gets it: `__supervise__(failure)`.
 
     `mesh_id`    the mesh that failed: see `is_of`
     `mesh_name`  the name that it was spawned with

@@ -22,7 +22,8 @@ R = TypeVar("R")
 
 
 class _Functions(Actor):
-    """Runs functions for whoever spawned it, in the order sent; one that is `async def` does not hold up the next."""
+    """Runs functions for the process that spawned it, in the order sent; one that is `async def` does not delay the
+    next."""
 
     @concurrent_endpoint
     async def run(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -34,7 +35,8 @@ _spawned: weakref.WeakKeyDictionary[Instance, dict[ProcMesh, _Functions]] = weak
 
 
 class Remote(Generic[P, R]):
-    """A function that runs in the processes of the active mesh: what `remote` gives. The adverbs are an endpoint's."""
+    """A function that runs in the processes of the active mesh: the result of `remote`. The adverbs are an
+    endpoint's."""
 
     def __init__(self, function: Callable[P, Any]) -> None:
         self._function = function
@@ -43,7 +45,7 @@ class Remote(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:
-        """Run it in all processes: a future of what it returned, in rank order."""
+        """Run it in all processes: a future of its results, in rank order."""
         return self._run(args, kwargs).call(self._function, args, kwargs)
 
     def call_one(self, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
@@ -59,7 +61,7 @@ class Remote(Generic[P, R]):
         return self._run(args, kwargs).stream(self._function, args, kwargs)
 
     def broadcast(self, *args: P.args, **kwargs: P.kwargs) -> None:
-        """Run it in all processes, and hear nothing of it; what it raises is a failure of the caller's."""
+        """Run it in all processes, without results; its error is a failure of the caller's."""
         self._run(args, kwargs).broadcast(self._function, args, kwargs)
 
     def addressed(

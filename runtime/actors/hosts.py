@@ -34,7 +34,7 @@ def hosts(
         hosts = monarch.hosts(["node1:4242", "node2:4242"], tls="certificates")
         mesh = Mesh(data=16, hosts=hosts)
 
-    `addresses`        a list of them, the path of a hosts file (one a line), or None for what MONARCH_HOSTS holds
+    `addresses`        a list of them, the path of a hosts file (one a line), or None for those of MONARCH_HOSTS
     `tls`              the folder with this machine's certificates, as `monarch ca` makes it; MONARCH_TLS without it
     `token`            instead of TLS, a token that the hosts know as well, or the path of the file that holds it (a
                        Path, or a string that contains a slash); MONARCH_TOKEN without it. On loopback only, unless

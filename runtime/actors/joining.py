@@ -1,7 +1,7 @@
 """Hosts by the names that PyTorch Monarch's programs know: `run_worker_loop_forever` on each, and `attach_to_workers`.
 
-They are those of `monarch host` and `monarch.hosts`, and prove who they are as these do. Where a program says
-`ca="trust_all_connections"`, the credentials are what the settings `tls` and `token` say, and a token is taken on any
+They are those of `monarch host` and `monarch.hosts`, and prove their identity as these do. Where a program says
+`ca="trust_all_connections"`, the credentials are those of the settings `tls` and `token`, and a token is taken on any
 network; a `ca` is otherwise the folder with this end's certificates, as `monarch ca` makes it.
 """
 
@@ -34,7 +34,7 @@ _TRANSPORTS = ("tcp", "tls", "ipc")
 def run_worker_loop_forever(*, private_key: None = None, ca: str | PathLike[str], address: str) -> NoReturn:
     """Make this process a host, until `HostMesh.shutdown` or a signal ends it: the process exits then.
 
-    `ca`       the folder with this host's certificates, or "trust_all_connections", for what the settings say
+    `ca`       the folder with this host's certificates, or "trust_all_connections", for those of the settings
     `address`  where it listens: "tcp://node1:4242"; "tcp://node1:4242@tcp://0.0.0.0:4242" where that differs from how
                it is reached. "*" is every address, and the host is reached by its name.
 
@@ -65,8 +65,8 @@ def attach_to_workers(
     workers: Sequence[str | Future[str]],
     name: str | None = None,
 ) -> HostMesh:
-    """Attach such hosts, "tcp://node1:4242" each, as a mesh with the dim `hosts`: what `monarch.hosts` does, but this
-    waits for those that do not listen yet, as long as the setting `host_timeout` says. `name` is not used. Raises
+    """Attach such hosts, "tcp://node1:4242" each, as a mesh with the dim `hosts`: like `monarch.hosts`, but this waits
+    for those that do not listen yet, as long as the setting `host_timeout` says. `name` is not used. Raises
     MonarchError where one cannot be attached, with the reason for each."""
     folder = _folder(private_key, ca)
     addresses = [_parts(each if isinstance(each, str) else each.get())[0] for each in workers]
@@ -104,7 +104,7 @@ def enable_transport(transport: str) -> None:
 
 
 def _folder(private_key: object, ca: object) -> str | PathLike[str] | None:
-    """That of the certificates; None for what the settings say."""
+    """The folder of certificates; None for the settings' credentials."""
     if private_key is not None or not isinstance(ca, str | PathLike):
         raise MonarchError(
             "certificates are given as a folder, which holds the key too, and not as bytes",

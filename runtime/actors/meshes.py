@@ -94,7 +94,7 @@ class HostMesh(MeshAlgebra):
         self._attached = attached
         self._command = command
         self._ended = ""
-        """What was called that ended its use."""
+        """The call that ended its use."""
 
     @property
     def _agents(self) -> tuple[str, ...]:
@@ -113,12 +113,12 @@ class HostMesh(MeshAlgebra):
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """How each host is reached, as `monarch.hosts` was told; of the program's own, one that is empty."""
+        """The address of each host, as `monarch.hosts` got it; of the program's own, one that is empty."""
         reached = self._reached()
         return tuple(reached[base] for base in self._shape.ndslice)
 
     def start(self, mesh: MeshSpec) -> Executor:
-        """Start a program's workers on these hosts, equal blocks of them in order: what `Mesh(..., hosts=hosts)` does.
+        """Start a program's workers on these hosts, equal blocks of them in order: `Mesh(..., hosts=hosts)` calls this.
 
         Raises MonarchError where they cannot be started, for a part of the attached hosts, and where hosts that another
         process attached were sent here.
@@ -250,9 +250,9 @@ class HostMesh(MeshAlgebra):
         """Start processes, on each host a grid of these dims: `this_host().spawn_procs(per_host={"gpus": 8})`.
 
         Returns once they can be sent messages, which is at once on this host. `bootstrap` is called in each process
-        before there is any actor but its own; what it raises ends the process. They end with the actor, or program,
-        that spawned them. `proc_bind` has for each process of a host on which CPUs it runs, and from which NUMA nodes
-        its memory comes: `[{"cpus": "0-3"}, {"cpunodebind": "1", "membind": "1"}]`; where a host does not have that, a
+        before there is any actor but its own; its error ends the process. They end with the actor, or program, that
+        spawned them. `proc_bind` has for each process of a host on which CPUs it runs, and from which NUMA nodes its
+        memory comes: `[{"cpus": "0-3"}, {"cpunodebind": "1", "membind": "1"}]`; where a host does not have that, a
         process ends as if its bootstrap had raised.
 
         `bootstrap_command` starts them anew rather than forked, which takes seconds: the words of a command to which an
@@ -313,7 +313,7 @@ class HostMesh(MeshAlgebra):
 
     @property
     def initialized(self) -> Future[bool]:
-        """A future of True: the hosts of a mesh are there when the mesh is."""
+        """A future of True: a mesh's hosts are there from its start."""
         self._usable()
         made: Future[bool] = Future.pending()
         made.resolve(lambda: True)
@@ -347,16 +347,16 @@ class ProcMesh(Owned):
         self._name = group.name
         self._addresses = group.addresses
         self._origin: tuple[Instance, bytes] | None = None
-        """What actors that were spawned here last know of where they come from, and by whom."""
+        """The origin of these processes, as actors spawned in them see it."""
 
     @property
     def name(self) -> str:
-        """What it was spawned with."""
+        """The name that it was spawned with."""
         return self._name
 
     @property
     def id(self) -> str:
-        """What a `MeshFailure` of these processes has as its `mesh_id`."""
+        """The `mesh_id` of a `MeshFailure` of these processes."""
         return self._id
 
     @property
@@ -375,9 +375,9 @@ class ProcMesh(Owned):
     def spawn(self, name: str, actor_class: Callable[P, A], *args: P.args, **kwargs: P.kwargs) -> A:
         """An actor of this class in each process, made there from these arguments. Returns at once.
 
-        What is given is an `ActorMesh`, which has the endpoints of the class. What the constructor raises is a failure
-        of the mesh: its owner, the actor or program that calls this, is told. Raises ValueError for a class that cannot
-        be an actor's, TypeError for arguments that it does not take, SupervisionError where a process has ended.
+        The result is an `ActorMesh`, which has the endpoints of the class. An error of the constructor is a failure of
+        the mesh: its owner, the actor or program that calls this, gets it. Raises ValueError for a class that cannot be
+        an actor's, TypeError for arguments that it does not take, SupervisionError where a process has ended.
         """
         cls = cast("type[A]", actor_class)
         ActorInterface.of(cast("type", cls))
@@ -416,15 +416,15 @@ class ProcMesh(Owned):
             active.reset(before)
 
     def start(self, mesh: MeshSpec) -> Executor:
-        """Have a program's workers run in these processes: what `monarch.distributed.Mesh(procs=procs)` does."""
+        """Have a program's workers run in these processes: `monarch.distributed.Mesh(procs=procs)` calls this."""
         return current.process().executor(mesh, self._group, tuple(self._shape.ndslice), self.initialized)
 
     def stop(self, reason: str = "it was stopped") -> Future[None]:
-        """End the processes, their actors first. A future of the end; what does not end in time (the setting
-        `process_exit_timeout`, as it is here and now) is killed.
+        """End the processes, their actors first. A future of the end; processes that do not end in time (the setting
+        `process_exit_timeout`, as it is here and now) are killed.
 
         Raises RuntimeError for the process that the program runs in, and for a slice. In one of these processes the
-        future is an error at once, RuntimeError, for whoever waits there would wait for its own end.
+        future is an error at once, RuntimeError, for code that waits there would wait for its own end.
         """
         return self._stop(reason, settings.process_exit_timeout)
 
@@ -450,7 +450,7 @@ class ProcMesh(Owned):
 
     @property
     def initialized(self) -> Future[bool]:
-        """A future of True that is there once all processes run, and `bootstrap` is through; ActorError where that
+        """A future of True that is done once all processes run, and `bootstrap` is through; ActorError where that
         raised."""
         dead, members = current.process().dead, self._members()
 
@@ -463,7 +463,7 @@ class ProcMesh(Owned):
     async def logging_option(
         self, stream_to_client: bool = False, aggregate_window_sec: float | None = None, level: int = logging.INFO
     ) -> None:
-        """What comes to the program of what these processes print and log: `await procs.logging_option(…)`.
+        """Which output and log records of these processes come to the program: `await procs.logging_option(…)`.
 
         `stream_to_client`      False: nothing, but for the last lines in the report of how a process ended
         `aggregate_window_sec`  a line is printed once in so many seconds, with how often it was written; else equal
@@ -490,7 +490,7 @@ class ProcMesh(Owned):
         await _ask_several(Shape.of({"asked": len(everybody)}), everybody, head, name)
 
     def stacks(self) -> Future[ValueMesh[str]]:
-        """What the processes are doing now: the stacks of their threads and tasks, as text."""
+        """The stacks of these processes' threads and tasks now, as text."""
         return self._ask_each(STACKS)
 
     def _ask_each(self, kind: int, what: str = "") -> Future[ValueMesh[Any]]:
@@ -538,8 +538,8 @@ def _start(process: Process, group: ProcMeshSpec) -> None:
 
 
 def _environment(process: Process, agents: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
-    """What processes get of this one's environment: all of it on the program's own host, between processes of that
-    host, and anywhere else the variables that the user names, for the way there may be in clear."""
+    """The part of this process's environment that spawned ones get: all of it on the program's own host, between
+    processes of that host, and anywhere else the variables that the user names, for the way there may be in clear."""
     if not any(map(host_of, (process.address, *agents))):
         return tuple(os.environ.items())
     named = {name.strip() for name in settings.environment.split(",")}

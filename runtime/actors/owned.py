@@ -1,4 +1,4 @@
-"""What meshes of processes and of actors share: somebody spawned them, and they can be stopped."""
+"""The common part of meshes of processes and of actors: an owner spawned them, and they can be stopped."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Owned(MeshAlgebra):
 
     _id: str
     _name: str
-    """What it was spawned with."""
+    """The name that it was spawned with."""
     _addresses: tuple[str, ...]
     """The processes of the whole mesh, by base rank."""
 
@@ -37,7 +37,7 @@ class Owned(MeshAlgebra):
         raise NotImplementedError
 
     def _have_stopped(self, process: Process, ranks: Sequence[int], reason: str) -> None:
-        """Have these places of it end, on behalf of its owner, who hears of it. Waits for nothing."""
+        """End these places of it, on behalf of its owner, which gets their ends. Waits for nothing."""
         raise NotImplementedError
 
     def _whole(self) -> None:
@@ -59,7 +59,7 @@ class Owned(MeshAlgebra):
 
 
 def own_end(name: str, what: str) -> RuntimeError:
-    """What is raised for who waits for its own end; `what` the mesh is of."""
+    """The error for code that waits for its own end; `what` the mesh is of."""
     return RuntimeError(
         f"'{name}' was told to stop from one of its {what}, and ends once the code that runs there has: this cannot"
         " wait for that. Call stop() and do not wait, or have the owner stop the mesh"

@@ -1,4 +1,4 @@
-"""This machine as a host: what `monarch host` runs, and `monarch.actor.run_worker_loop_forever`."""
+"""This machine as a host: the function of `monarch host`, and `monarch.actor.run_worker_loop_forever`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def serve_host(listen: str, security: Security, bind: str, advertise: str | None
     `bind` is where workers listen for those of other hosts, `advertise` how these reach them, if it is another
     address, and `tls` the folder with the certificates, if there are such.
     """
-    # What workers are forked from has to be there before gRPC starts its threads.
+    # The warm parent has to run before gRPC starts its threads.
     warm_parent()
     logging.basicConfig(format="monarch host: %(asctime)s %(levelname)s: %(message)s", level=logging.INFO)
     folder = None if tls is None else str(tls.resolve())

@@ -1,4 +1,4 @@
-"""Shards: what an endpoint returned in each process, and what stays there to become a distributed tensor."""
+"""Shards: the results of an endpoint in each process, which stay there to become a distributed tensor."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Shards(Generic[T]):
         addresses: Sequence[str],
         replies: Future[ValueMesh[Any]],
     ) -> None:
-        """`replies` are what was returned, with a TensorType for each tensor."""
+        """`replies` are the results, with a TensorType for each tensor."""
         self._number = number
         self._label = label
         self._addresses = addresses
@@ -52,7 +52,7 @@ class Shards(Generic[T]):
         return self
 
     def found(self, executor: Executor) -> list[Any]:
-        """What each process returned, for `Mesh.from_shards` (see `monarch.compiler.plan.Returned`). MonarchError
+        """The results of each process, for `Mesh.from_shards` (see `monarch.compiler.plan.Returned`). MonarchError
         where a mesh has the shards already, and where the call was in other processes than those of the mesh."""
         if not self._drop.alive:
             raise MonarchError(

@@ -20,7 +20,7 @@ _FAMILIES = {"IPv4": socket.AF_INET, "IPv6": socket.AF_INET6, "Default": socket.
 
 
 class SPMDActor(Actor):
-    """One process of what torchrun would start. The last dim of the mesh counts the processes of a host.
+    """One of the processes that torchrun would start. The last dim of the mesh counts the processes of a host.
 
     spmd = procs.spawn("spmd", SPMDActor)
     address, port = spmd.flatten("rank").slice(rank=0).get_host_port.call_one().get()
@@ -63,7 +63,7 @@ class SPMDActor(Actor):
     def main(self, master_addr: str, master_port: int, script_args: list[str]) -> bool:
         """Run a script, `["train.py", "--lr", "0.1"]`, or a module, `["-m", "train", "--lr", "0.1"]`, to its end: True.
 
-        Raises what it raises; `sys.exit(0)` is a good end, and any other SystemExit a RuntimeError.
+        Raises its error; `sys.exit(0)` is a good end, and any other SystemExit a RuntimeError.
         """
         module = script_args[:1] == ["-m"]
         what = script_args[1:] if module else script_args
@@ -107,8 +107,8 @@ def setup_torch_elastic_env(
 ) -> None:
     """Give the processes of a mesh the environment that torchrun would: RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, …
 
-    Where no address and port are given, the processes meet at the first one's host, at a port that is free there: by
-    its name, or by an address of the kind `use_ipaddr`, "IPv4" or "IPv6". ValueError where one of the two is given.
+    Without address and port, the processes meet at the first one's host, at a port that is free there: by its name, or
+    by an address of the kind `use_ipaddr`, "IPv4" or "IPv6". ValueError for one without the other.
     """
     if (master_addr is None) != (master_port is None):
         raise ValueError(f"master_addr={master_addr!r}, master_port={master_port!r}: give both, or neither")
@@ -126,7 +126,7 @@ async def setup_torch_elastic_env_async(
     master_port: int | None = None,
     use_ipaddr: Family | None = None,
 ) -> None:
-    """`setup_torch_elastic_env` in a coroutine. ValueError where an address or a port is given without the other."""
+    """`setup_torch_elastic_env` in a coroutine. ValueError for an address without a port, or the reverse."""
     if (master_addr is None) != (master_port is None):
         raise ValueError(f"master_addr={master_addr!r}, master_port={master_port!r}: give both, or neither")
     actors = procs.spawn("spmd", SPMDActor)

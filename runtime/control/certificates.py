@@ -1,7 +1,7 @@
 """A certificate authority of one's own, and certificates for hosts and controllers.
 
     DIR/ca.pem  DIR/ca-key.pem          the authority; its key is needed only to make more certificates
-    DIR/NAME/ca.pem cert.pem key.pem the files of the host NAME, or of the controller
+    DIR/NAME/ca.pem  cert.pem  key.pem  the files of the host NAME, or of the controller
 
 A host shows its certificate to the controller that attaches it, and to the hosts beneath it, so it serves for both ends
 of a connection; a controller's serves for the opening end only.

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 class Message:
     """One message between the controller and a host.
 
-    `kind`      `kind` a short word of letters. This package carries messages and does not know their kinds.
-    `mesh`      `mesh` which mesh it is about; a host keeps the meshes apart
+    `kind`      a short word of letters. This package carries messages and does not know their kinds.
+    `mesh`      which mesh it is about; a host keeps the meshes apart
     `host`      on the way up: the number of the host that says it, which the tree fills in
     `head`      JSON: numbers, strings, booleans, None, lists and dicts of these, below 1 MiB
     `data`      bytes that belong to it, of any length. Sent in parts, not copied where Python allows it.

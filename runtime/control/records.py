@@ -23,10 +23,10 @@ class HostInfo:
     """A host, as it says of itself when it is attached.
 
     `number`     its place among the addresses that were attached
-    `address`    `address` as the controller has it
+    `address`    as the controller has it
     `memory`     bytes of it
     `python`, `torch`, `monarch`    versions; torch's is "" where it is not installed
-    `network`    `network` the identity of its machine and network namespace
+    `network`    the identity of its machine and network namespace
     `advertise`  the address by which workers of other hosts reach its workers; "" where it was started without one
     `data_bind`  the address on which its workers listen for workers of other hosts; "" as above
     """

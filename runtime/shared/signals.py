@@ -2,12 +2,13 @@
 
 Every worker has two counters that only grow, and that only it writes:
 
-    progress step << STEP_BITS | event | failed its place inside a step: peers in a collective wait for it done the
-    number of commands it has finished what the controller waits for over those that it has finished or given up, said
-    where that differs and peers are on other hosts sent, took step << STEP_BITS | piece what it has sent to other parts
-    of a plan, and read of theirs back sent, back took likewise of what is sent beside the steps that follow link
-    messages handshakes and the like that it has sent to peers on other hosts, for whoever counts them behind it waits
-    until all workers, also on other hosts, have finished so many commands
+    progress   step << STEP_BITS | event | failed      its place inside a step: peers in a collective wait for it
+    done       the number of commands it has finished  the controller waits for it
+    over       those that it has finished or given up, where that differs and peers are on other hosts
+    sent, took      step << STEP_BITS | piece           the pieces that it has sent to other parts, and read of theirs
+    back sent, back took                                likewise, of sends beside the steps that follow
+    link messages   handshakes and the like that it has sent to peers on other hosts, as a count
+    behind     it waits until all workers, also on other hosts, have finished so many commands
 
 Events count by 2 within a step, and the lowest bit of `progress` says that the worker has failed the step. All workers
 run the same instructions, so the same event has the same number everywhere, whichever group of workers it concerns:

@@ -143,9 +143,9 @@ class Report:
     `kind`       "failed": here; "stopped": it was given up here, for the controller was interrupted; "dependent": a
                  value that it needs is that of command `root`, which failed; "aborted": a peer failed, or died
     `committed`  whether the step had passed its commit, so that the state before it is gone
-    `anomaly`    `anomaly` of a step that failed for a NaN: the value that has it, where all workers know that
+    `anomaly`    of a step that failed for a NaN: the value that has it, where all workers know that
     `where`      the worker that has it
-    `hint`       `hint` the way out
+    `hint`       the way out
     """
 
     kind: str

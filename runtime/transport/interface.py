@@ -62,7 +62,7 @@ class Region:
     `number`   the owner's, never used twice
     `key`      32 hex digits, random, compared by the owner in constant time
     `size`     bytes
-    `details`  `details` data of each transport, by its name, for example {"verbs": {"address": ..., "rkey": ...}}
+    `details`  data of each transport, by its name, for example {"verbs": {"address": ..., "rkey": ...}}
     """
 
     number: int

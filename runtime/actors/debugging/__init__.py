@@ -1,4 +1,4 @@
-"""What actors are doing: breakpoints in them, and where all of them are.
+"""Looking at actors: breakpoints in them, and the stacks of all of them.
 
 debugger    breakpoint() in an endpoint
 console     `monarch debug`, and the same in a notebook

@@ -1,7 +1,7 @@
 """Consoles for actors that wait at a breakpoint: in a notebook, or in another terminal over a socket.
 
-Whoever connects to the socket, an abstract one that only processes of this network namespace see, has to be the same
-user. The program sends what is to be shown, up to a NUL; the console sends a line.
+A process that connects to the socket, an abstract one that only processes of this network namespace see, has to be the
+same user's. The program sends its output, up to a NUL; the console sends a line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ help, quit
 
 
 class Console:
-    """What is typed, and what is answered, line by line."""
+    """The input and output of a console, line by line."""
 
     def __init__(self, at: Desk) -> None:
         self._desk = at
@@ -44,7 +44,7 @@ class Console:
         return "monarch> " if self._attached is None else f"{self._attached[0]} {self._attached[1]}> "
 
     def run(self, line: str) -> str | None:
-        """What to print for a line that was typed; None where the console is to be left."""
+        """The output for an input line; None where the console is to be left."""
         try:
             if self._attached is not None:
                 return self._run_attached(line)
@@ -122,7 +122,7 @@ def _without_prompt(said: str) -> str:
 
 
 def _numbers(text: str) -> set[int]:
-    """0,2-5 as numbers. What is none is left out."""
+    """0,2-5 as numbers. Other text is left out."""
     found: set[int] = set()
     for part in text.split(","):
         first, dash, last = part.partition("-")

@@ -1,7 +1,8 @@
-"""`breakpoint()` inside an endpoint: the actor stops in Python's own debugger, and somebody else types the commands.
+"""`breakpoint()` inside an endpoint: the actor stops in Python's own debugger, and a console sends the commands.
 
 The actor's side is a `Pdb` whose input is a port and whose output goes to the desk, an object in the program's process
-that knows who has stopped. `monarch debug`, or `debug()` in a notebook, is a console at that desk (`console`).
+that knows which actors have stopped. `monarch debug`, or `debug()` in a notebook, is a console at that desk
+(`console`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _Visit:
 
 
 class Desk(Actor):
-    """Knows which actors have stopped, and passes on what they say and what they are told."""
+    """Knows which actors have stopped, and passes on their output and the console's commands."""
 
     def __init__(self) -> None:
         self.visits: dict[int, _Visit] = {}
@@ -81,7 +82,7 @@ class Desk(Actor):
 
     @concurrent_endpoint
     async def say(self, visit: int, text: str, stopped: Stopped | None) -> None:
-        """What the debugger printed, and where the actor waits for a command now; None: it goes on."""
+        """The debugger's output, and where the actor waits for a command now; None: it goes on."""
         async with self.changed:
             known = self.visits.get(visit)
             if known is None:
@@ -111,7 +112,7 @@ class Desk(Actor):
 
     @concurrent_endpoint
     async def tell(self, actor: str, rank: int, command: str | None) -> tuple[str, bool]:
-        """Give an actor's debugger a command (None: none, just look). What it said, up to where it waits again; and
+        """Give an actor's debugger a command (None: none, just look). Its output, up to where it waits again; and
         whether it waits, or has gone on. Raises KeyError where no such actor has stopped."""
         async with self.changed:
             visit = self._visit(actor, rank)
@@ -189,7 +190,7 @@ class _Debugger(pdb.Pdb):
         self._say(None)
 
     def _say(self, stopped: Stopped | None) -> None:
-        """Send what was printed, and where the actor waits; None: it goes on."""
+        """Send the output, and where the actor waits; None: it goes on."""
         text = self._printed.getvalue()
         self._printed.seek(0)
         self._printed.truncate()
@@ -200,7 +201,7 @@ class _Debugger(pdb.Pdb):
 
 
 class _Input(io.StringIO):
-    """What the debugger reads its commands from."""
+    """The debugger's input of commands."""
 
     def __init__(self, debugger: _Debugger) -> None:
         super().__init__()

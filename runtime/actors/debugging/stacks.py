@@ -1,4 +1,4 @@
-"""What processes are doing: the stacks of their threads and tasks, on request, and when a call takes too long."""
+"""The stacks of processes' threads and tasks, on request, and when a call takes too long."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class SlowCalls:
 
     def __init__(self, process: Process) -> None:
         self.seconds: float | None = None
-        """What `report_slow_calls` was given; without it the setting `slow_call_warning` holds."""
+        """The seconds given to `report_slow_calls`; without them the setting `slow_call_warning` counts."""
         self._process = process
         self._reported: set[int] = set()
         self._supervising: dict[str, float] = {}

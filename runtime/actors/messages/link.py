@@ -30,7 +30,7 @@ _CHUNK = 1 << 20
 
 
 class Loop(Protocol):
-    """What of the router a link needs."""
+    """The part of the router that a link needs."""
 
     def watch(self, fd: int, handler: Callable[[int], None], events: int = ...) -> None: ...
 
@@ -44,7 +44,7 @@ class Loop(Protocol):
 
 
 class Link:
-    """`deliver(peer, head, payload)` is called with what comes, in the I/O thread, `lost(link, why)` at the end."""
+    """`deliver(peer, head, payload)` is called with each message, in the I/O thread, `lost(link, why)` at the end."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Link:
         self.over = False
         """Whether all that the peer sent has been delivered, and it cannot send more."""
         self.then: list[Callable[[], None]] = []
-        """What is to be done in the I/O thread once it is over."""
+        """Functions to call in the I/O thread once it is over."""
         self._loop = loop
         self._deliver = deliver
         self._lost = lost
@@ -88,7 +88,7 @@ class Link:
         return True
 
     def _push(self, stream: Stream) -> None:
-        """Send what the socket takes; the I/O thread sends the rest. With the lock held."""
+        """Send as much as the socket takes; the I/O thread sends the rest. With the lock held."""
         outbox = self._outbox
         try:
             while outbox:
@@ -124,7 +124,7 @@ class Link:
     # -- its beginning and its end -------------------------------------------------------------------------------------
 
     def join(self, stream: Stream) -> None:
-        """The other end has proved who it is. From any thread."""
+        """The other end has proved its identity. From any thread."""
         with self._lock:
             if self.over:
                 stream.close()
@@ -182,7 +182,7 @@ class Link:
             self._receive(self.stream)
 
     def _receive(self, stream: Stream) -> None:
-        """Take in some of what has come, so that one sender does not keep the others waiting."""
+        """Read some of the bytes that have arrived, so that one sender does not keep the others waiting."""
         for _ in range(_RECEIVES_AT_ONCE):
             if self.over:
                 return
@@ -247,7 +247,7 @@ class Link:
         self._end = end - begin
 
     def _filled(self, size: int) -> None:
-        """So much of the next large part is there."""
+        """So many bytes of the next large part have arrived."""
         part = self._parts.popleft()
         if size < len(part):
             self._parts.appendleft(part[size:])

@@ -1,7 +1,7 @@
 """Memory that travels with a message: anonymous files (memfd), written once, mapped privately by each receiver.
 
-A receiver copies nothing until it writes, and what it writes only it sees. Its page tables point at the sender's pages,
-so the sender must not write them again while anybody has them. Each receiver therefore has a byte in the file's first
+A receiver copies nothing until it writes, and only it sees its writes. Its page tables point at the sender's pages, so
+the sender must not write them again while any receiver has them. Each receiver therefore has a byte in the file's first
 page, which it sets when it lets the memory go; once all have, the sender may use the file for another message. That
 spares what costs most, several times the copying: new pages from the kernel. A receiver that is killed sets nothing,
 and the file is then not used again.
@@ -120,7 +120,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 class MessageMemory:
-    """What was written for a message. Once nothing refers to it, its file is kept for another."""
+    """The file of a message. Once nothing refers to it, it is kept for another."""
 
     __slots__ = ("_file", "_pid")
 
@@ -205,7 +205,7 @@ def mapped(fd: int, slot: int, sizes: Sequence[int]) -> list[memoryview]:
         _libc.munmap(address, size)
         raise
     memory = _array(size).from_address(address)
-    # Not at exit: a tensor that lies there may be in use until the very end.
+    # Not at exit: a tensor in it may be in use until the very end.
     weakref.finalize(memory, _let_go, os.getpid(), address, size, slots, slot).atexit = False
     return _split(memoryview(memory).cast("B"), sizes, SLOTS)
 
@@ -215,7 +215,7 @@ class _Rooms:
     pages from the kernel would cost more than the reading."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # what gives one back may run within anything
+        self._lock = threading.RLock()  # a finalizer that gives one back may run within anything
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> mmap.mmap:

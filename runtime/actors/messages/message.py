@@ -1,7 +1,7 @@
-"""What actors send each other, as bytes: pickle with buffers out of band, and shared memory for what is large.
+"""Messages of actors as bytes: pickle with buffers out of band, and shared memory for large values.
 
-A packet is the pickle of `(head, data)`. The head is a small tuple that says what to do with the message, and is read
-by the thread that receives it; the data is the pickled value, which stays bytes until the thread that needs the value
+A packet is the pickle of `(head, data)`. The head is a small tuple that says what to do with the message, and the
+thread that receives it reads it; the data is the pickled value, which stays bytes until the thread that needs the value
 decodes it. Data above `INLINE` bytes and each buffer from `BUFFER` bytes on lie in a file that travels with the packet
 (`memory`), one for all receivers of a broadcast. The packet then says too how large they are, and which slot is the
 receiver's. What the message refers to (`sending`), and how many other files come with it, is behind that.
@@ -75,7 +75,7 @@ class Payload:
         self.memory = memory
         self.parts = parts
         self.lent: Sequence[exchange.Reference] = ()
-        """What workers have lent to it."""
+        """The loans of workers to it."""
         self.files: Files | None = None
 
     @staticmethod
@@ -205,12 +205,13 @@ def unpack(data: bytes, files: Sequence[int]) -> tuple[Head, Payload]:
 
 
 def lost(error: OSError) -> Payload:
-    """In place of one that cannot be received whole: who wants the value gets the error, also where it is handed on."""
+    """In place of one that cannot be received whole: a process that wants the value gets the error, also where the
+    message is handed on."""
     return Payload(pickle.dumps(_Raising(error), 5))
 
 
 class _Raising:
-    """What cannot be unpickled, for this reason."""
+    """A value that cannot be unpickled, for this reason."""
 
     def __init__(self, error: OSError) -> None:
         self._error = error
@@ -224,10 +225,11 @@ def _raise(error: OSError) -> NoReturn:
 
 
 class _Pickler(cloudpickle.Pickler):
-    """As cloudpickle does it, so that what a script or a notebook defines can be sent, and CPU tensors by their memory.
+    """As cloudpickle does it, so that definitions of a script or a notebook can be sent, and CPU tensors by their
+    memory.
 
-    A tensor is sent by itself: two views of one storage arrive as two tensors that share nothing. What is dense in
-    another order of its dims (a transpose, channels_last) keeps its strides; what has gaps arrives contiguous.
+    A tensor is sent by itself: two views of one storage arrive as two tensors that share nothing. A tensor that is
+    dense in another order of its dims (a transpose, channels_last) keeps its strides; one with gaps arrives contiguous.
     """
 
     def reducer_override(self, value: Any) -> Any:

@@ -1,9 +1,10 @@
-"""How a process gets at those on other hosts, and they at it.
+"""Connections between processes of different hosts.
 
-An attached host listens on one port. Who connects says in clear which process is wanted (`_WANTED`); the host's agent
-hands the connection to that process, and knows no more of it. The two processes then speak TLS, where the hosts were
-attached with it, prove to each other that they know the job's secret (`transport.handshake`), and only then unpickle
-anything. All this is done in a short-lived thread that has `SECONDS` for it; whoever fails is dropped, and logged.
+An attached host listens on one port. A process that connects names in clear the process that it wants (`_WANTED`); the
+host's agent hands the connection to that process, and knows no more of it. The two processes then speak TLS, where the
+hosts were attached with it, prove to each other that they know the job's secret (`transport.handshake`), and only then
+unpickle anything. All this is done in a short-lived thread that has `SECONDS` for it; whoever fails is dropped, and
+logged.
 
 The host of the root does not listen. The root itself connects to everyone it sends to, and is answered on the same
 connection. Otherwise what passes between its host and others is relayed, by the root and by the other host's agent:
@@ -44,7 +45,7 @@ from monarch.runtime.transport.interface import Address
 from monarch.runtime.transport.streams import Stream, TlsStream, tune
 
 SECONDS = 10.0
-"""How long a connection may take to be made, and whoever connects to prove who it is."""
+"""Seconds in which a connection has to be made, and a process that connects has to prove its identity."""
 _MAGIC = b"actors 1"
 _WANTED = struct.Struct("8s16s")
 WANTED_BYTES = _WANTED.size
@@ -54,10 +55,10 @@ _log = logging.getLogger("monarch.actors")
 
 @dataclass(frozen=True)
 class Across:
-    """What the processes of a host need to speak to those on others."""
+    """The data that the processes of a host need to speak to those on others."""
 
     secret: bytes
-    """The job's: who has it is believed."""
+    """The job's: a process that has it is trusted."""
     tls: TlsFiles | None
     """The host's certificates, or None where the network is trusted."""
     bind: str
@@ -65,7 +66,7 @@ class Across:
 
     @property
     def contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext] | None:
-        """Of who is connected to, and of who connects; None without TLS."""
+        """Of outgoing and of incoming connections; None without TLS."""
         return None if self.tls is None else _contexts(self.tls)
 
 
@@ -114,8 +115,8 @@ class Network:
         deliver: Callable[[str, Head, Payload], None],
         lost: Callable[[str, str], None],
     ) -> None:
-        """`relay` is who takes on what this process cannot send itself; `lost(address, why)` is called in the I/O
-        thread when there is no way to a process, or no more."""
+        """`relay` takes messages that this process cannot send itself; `lost(address, why)` is called in the I/O thread
+        when there is no way to a process, or no more."""
         self.across: Across | None = None
         self._dialled_with: dict[str, Across] = {}
         self._address = address
@@ -134,7 +135,7 @@ class Network:
         self._dialled_with[host] = across
 
     def way(self, to: str) -> Way | None:
-        """For what is to be sent to a process of another host, from now on."""
+        """For messages to a process of another host, from now on."""
         with self._lock:
             for link in self.links.get(to, ()):
                 if link.open:
@@ -280,7 +281,7 @@ class Network:
 
 
 def wanted(data: bytes) -> str | None:
-    """The name of the process that somebody who connected to a host wants to speak to, once enough has come. Raises
+    """The name of the process that a connection to a host asks for, once enough bytes have come. Raises
     HandshakeFailed."""
     if data[: len(_MAGIC)] != _MAGIC[: len(data)]:
         raise HandshakeFailed("it did not begin as a process of this version does")

@@ -1,5 +1,5 @@
-"""The order of what one process sends to another on a different host. It may take two ways there: straight, or by the
-other host's agent, which spreads what is for several processes. Pure: no socket, no lock.
+"""The order of messages from one process to another on a different host. They may take two ways: straight, or by the
+other host's agent, which spreads messages for several processes. Pure: no socket, no lock.
 
 The sender numbers its messages to each process, whichever way they go; the receiver has a message wait until those
 before it are there. Within a host there is one way, and no number.
@@ -23,7 +23,7 @@ class Numbers:
         self._of: dict[str, Callable[[], int]] = {}
 
     def to(self, receiver: str) -> Callable[[], int]:
-        """What gives the next one, from 0; for any thread."""
+        """Gives the next number, from 0; for any thread."""
         return self._of.setdefault(receiver, count().__next__)
 
     def gone(self, receiver: str) -> None:
@@ -32,7 +32,7 @@ class Numbers:
 
 
 class Order(Generic[M]):
-    """What comes, by sender, in the order of the numbers."""
+    """The messages of each sender, in the order of their numbers."""
 
     def __init__(self) -> None:
         self._next: dict[str, int] = {}
@@ -41,7 +41,7 @@ class Order(Generic[M]):
         self._ended: Recent[str, None] = Recent()
 
     def take(self, sender: str, number: int, message: M) -> list[M]:
-        """What can be handled now that this is there."""
+        """The messages that can be handled once this one has come."""
         due = self._next.get(sender, 0)
         if sender in self._unreached or sender in self._ended:
             return [message]
@@ -64,8 +64,8 @@ class Order(Generic[M]):
         return ready
 
     def gone(self, sender: str, ended: bool) -> list[M]:
-        """A sender has `ended`, or there is no way to it: what is missing may never come. What waited for it; what
-        comes after this waits for nothing."""
+        """A sender has `ended`, or there is no way to it: missing messages may never come. The messages that waited for
+        them; later ones wait for nothing."""
         if ended:
             self._ended[sender] = None
         else:

@@ -1,9 +1,9 @@
 """The heads of messages: plain tuples, for they are pickled with every message. A head starts with its kind.
 
 `place` is where in the mesh that was messaged the receiver is: None in a mesh of one without dims, else (rank there,
-names of the dims, their sizes). `reply` is where the answer goes: None, or (address, port, place), or with a number
-behind it where the value is to stay here, and only its description is sent (`programs`). An `owner` is who
-spawned something, and ends with it: (address, actor), the actor "" standing for the process itself.
+names of the dims, their sizes). `reply` is the address of the answer: None, or (address, port, place), or with a number
+behind it where the value is to stay here, and only its description is sent (`programs`). An `owner` is who spawned
+something, and ends with it: (address, actor), the actor "" standing for the process itself.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a process remembers of what has ended, in a bounded space: a program that runs for months ends many processes
-and actors, and their addresses and ids are never used again.
+"""A process's memory of ended processes and actors, in a bounded space: a program that runs for months ends many
+processes and actors, and their addresses and ids are never used again.
 
-What is forgotten is the cause of an old end, not the end: the kernel, or the agent of another host, says that nobody
-is at an address any more, and `Ended` has a bit for each actor.
+It forgets the cause of an old end, not the end: the kernel, or the agent of another host, says that no process has an
+address any more, and `Ended` has a bit for each actor.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Sockets between the processes of a host: one for each direction of each pair, so that what one process sends to
 another arrives in the order sent. For processes of other hosts see `network`.
 
-Every process listens on an abstract Unix socket with a random name of 128 bits, its address. Who connects and who
-accepts both ask the kernel for the other's user before a byte is read; nothing is unpickled from anyone else. The first
-packet says who connects, the others are messages (`message`).
+Every process listens on an abstract Unix socket with a random name of 128 bits, its address. Both ends of a connection
+ask the kernel for the other's user before they read a byte; nothing is unpickled from another user. The first packet
+names the process that connects, the others are messages (`message`).
 
 A message goes out in the thread that sends it, without blocking: what the socket does not take waits in an outbox,
 which the one I/O thread empties. That thread receives everything, never blocks, and hands each message to `deliver`.
@@ -209,7 +209,7 @@ class Router:
         self._order = count()
         self._closed = False
         self.broken: Callable[[], None] = lambda: os._exit(1)
-        """What is done where the I/O thread has failed."""
+        """Called where the I/O thread has failed."""
         self.watch(listener.fileno(), self._accept)
         self.watch(self._wakeup, self._run_tasks)
 
@@ -311,7 +311,7 @@ class Router:
         return self._closed
 
     def flush(self) -> None:
-        """Wait until all that was sent has gone out, to those who still read."""
+        """Wait until all messages so far have gone out, to the processes that still read."""
         for way in list(self._ways.values()):
             way.flush()
 
@@ -414,7 +414,7 @@ class Router:
         self._handlers[connection.fileno()] = lambda _: self._receive(address, connection, _RECEIVES_AT_ONCE)
 
     def _receive(self, sender: str, connection: socket.socket, most: int) -> None:
-        """Take in some of what has come, so that one sender does not keep the others waiting."""
+        """Read some of the bytes that have arrived, so that one sender does not keep the others waiting."""
         for _ in range(most):
             try:
                 data, ancillary, _, _ = connection.recvmsg(PACKET, _FILES)

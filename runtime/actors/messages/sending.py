@@ -1,7 +1,7 @@
-"""Distributed tensors in messages: each process that the message goes to has a shard, and gets that, by reference.
+"""Distributed tensors in messages: each receiver has a shard in its process, and gets that, by reference.
 
-Pickling a message notes them. Only when all of it could be pickled are the workers told to lend them
-(`worker.exchange`), and then the message goes out: so they are what they were where the message stands in the program.
+Pickling a message notes them. Only when all of it could be pickled do the workers get the command to lend them
+(`worker.exchange`), and then the message goes out: so their values are those at the message's place in the program.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Sending:
         return take, (processes.name, token, len(remotes) - 1, parameter, requires_grad)
 
     def lend(self) -> tuple[Reference, ...]:
-        """Have the workers lend what the message refers to. Raises what commands raise."""
+        """Have the workers lend the tensors of the message. Raises the errors of commands."""
         lent = []
         for executor, (token, remotes) in self.tensors.items():
             assert executor.actor_processes is not None

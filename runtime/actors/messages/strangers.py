@@ -28,9 +28,9 @@ class Strangers:
         self._usher = usher
         self._most = for_strangers(_MOST)
         self._said: dict[socket.socket, tuple[float, bytes]] = {}
-        """When each came, oldest first, and what has been heard from it."""
+        """When each connection came, oldest first, and the bytes received from it."""
         self._looks = False
-        """Whether an alarm is set to turn away those who take too long."""
+        """Whether an alarm is set to close connections that take too long."""
         router.watch(listener.fileno(), self._accept)
 
     def close(self) -> None:
@@ -52,7 +52,7 @@ class Strangers:
             self._router.watch(connection.fileno(), partial(self._hear, connection))
 
     def _look(self) -> None:
-        """Turn away those who have taken too long."""
+        """Close connections that have taken too long."""
         for connection, (since, _) in list(self._said.items()):
             if monotonic() - since >= SECONDS:
                 self._turn_away(connection, f"it took longer than {SECONDS:g} s")

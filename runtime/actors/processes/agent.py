@@ -1,7 +1,7 @@
-"""The agent of an attached host, for one program: in the process of `monarch host`, beside what that does otherwise.
+"""The agent of an attached host, for one program: in the process of `monarch host`, beside its service for workers.
 
-It does what the root does for the program's host (`host.Host`), listens for processes of other hosts on behalf of those
-that it has started, and takes on what these cannot send themselves (`network`).
+It does the work of the root for the program's host (`host.Host`), listens for processes of other hosts on behalf of
+those that it has started, and sends messages that these cannot send themselves (`network`).
 """
 
 from __future__ import annotations

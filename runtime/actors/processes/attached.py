@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _TELL_SECONDS = 10.0  # unless the program is being shut down beside this
 
 ACTORS = 0
-"""The number under which the control plane carries what is about actors; meshes of programs count from 1."""
+"""The number under which the control plane carries messages about actors; meshes of programs count from 1."""
 
 
 class OtherHosts:
@@ -120,7 +120,7 @@ class OtherHosts:
         self._root.write(head[1], head[2])
 
     def _detach(self, hosts: AttachedHosts) -> None:
-        """The program lets these hosts go: what runs there for it ends, and that is no failure."""
+        """The program drops these hosts: all that runs there for it ends, and that is no failure."""
         with self._lock:
             agents = self._attached.pop(hosts, ())
         if not agents:
@@ -157,7 +157,7 @@ class OtherHosts:
 
 
 class _Answers:
-    """What hosts answer to the request for an agent."""
+    """The answers of hosts to the request for an agent."""
 
     def __init__(self, hosts: int) -> None:
         self._hosts = hosts

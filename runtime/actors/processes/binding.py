@@ -26,7 +26,7 @@ _LIST = re.compile(r"\d{1,5}(-\d{1,5})?(,\d{1,5}(-\d{1,5})?)*", re.ASCII)
 
 
 def bindings(given: Sequence[Mapping[str, str]] | None, processes: int) -> tuple[Binding, ...]:
-    """What each of a host's processes is bound to. Raises ValueError for what cannot be meant."""
+    """The CPUs and memory nodes of each of a host's processes. Raises ValueError for a binding that no host has."""
     if given is None:
         return ()
     if len(given) != processes:

@@ -7,8 +7,8 @@ round a circle in which nobody can answer before another one does, for each hand
 without a timeout. Then one of them, the first by its name, has its call fail; the others get their answers, or that
 error.
 
-What an actor waits for is seen in the frames of its thread, or its task, when it is asked: calls cost nothing for it.
-What is not seen so (a wait with a timeout, several futures at once, endpoints that run beside others, answers that a
+An actor's wait is seen in the frames of its thread, or its task, when it is asked: calls cost nothing for it. Waits
+that are not seen so (a wait with a timeout, several futures at once, endpoints that run beside others, answers that a
 host's agent gathers) is never taken for a circle, and so is not found either. Slow calls are reported all the same
 (`debugging.stacks`).
 
@@ -49,7 +49,7 @@ class Circles:
         process.handle(PROBE, self._on_probe)
 
     def watch(self) -> None:
-        """Look at who waits, now and then."""
+        """Look now and then which actors wait for each other."""
         before = monotonic() - settings.deadlock_check
         for actor in list(self._process.actors.values()):
             port, call = self._wait_of(actor)

@@ -22,7 +22,7 @@ _NOWHERE = Point(0, Extent([], []))
 
 
 class Context:
-    """What `context()` gives: `actor_instance`, and `message_rank`."""
+    """The result of `context()`: `actor_instance`, and `message_rank`."""
 
     __slots__ = ("_place", "actor_instance")
 
@@ -86,7 +86,8 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def context() -> Context:
-    """Where this code runs. Outside an endpoint it is the process' own instance, which owns what the program spawns."""
+    """The actor that runs this code. Outside an endpoint it is the process' own instance, which owns the meshes that
+    the program spawns."""
     found = running.get(None)
     if found is None or found.actor_instance._process is not _process:
         return Context(process().client)

@@ -31,16 +31,16 @@ class End(Exception):
 
 
 class Abandoned(BaseException):
-    """Ends what an actor does that was told to stop and did not."""
+    """Ends the calls of an actor that was stopped and did not stop."""
 
 
 def forget_what_is_the_parents() -> None:
-    """In a process that was just forked: what is to be done when the program ends, and what finalizers of its objects
-    do, such as to delete its temporary folders, is not for this one."""
+    """In a process that was just forked: the parent's exit handlers, and finalizers of its objects, such as those that
+    delete temporary folders, are not for this process."""
     atexit._clear()
     finalize: Any = weakref.finalize
     global _parents
-    # Kept: to free what is in it copies 500 pages that are shared with the parent, a fifth of all of the start.
+    # Kept: to free their content copies 500 pages that are shared with the parent, a fifth of all of the start.
     _parents, finalize._registry = finalize._registry, {}
     finalize._registered_with_atexit = False
     atexit.register(end)
@@ -52,8 +52,8 @@ def forget_what_is_the_parents() -> None:
 
 
 def run_exit_handlers() -> None:
-    """Run what this process has registered, the last first, when its saves have ended. What one of them raises is
-    printed, and the others run."""
+    """Run the exit handlers of this process, the last first, when its saves have ended. A handler's error is printed,
+    and the others run."""
     finish()
     atexit._run_exitfuncs()
 

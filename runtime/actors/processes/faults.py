@@ -1,7 +1,7 @@
-"""How the program hears of what fails in processes that deal with it themselves: each owner's process tells the root.
+"""Failures that processes deal with themselves, as the program gets them: each owner's process reports to the root.
 
-Told at once, but not more often than every `SECONDS`: of what fails in between the newest `MOST` are told then, and of
-the rest how many there were.
+It reports at once, but not more often than every `SECONDS`: of the failures in between it reports the newest `MOST`
+then, and of the rest their number.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST = 50
 
 
 class Faults:
-    """A process' share in this: of who tells, and of the root, which hears."""
+    """A process' share in this: of those that report, and of the root, which gets the reports."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -52,7 +52,7 @@ class Faults:
             self.send()
 
     def send(self) -> None:
-        """Tell the root what has not been told. From any thread."""
+        """Report to the root the failures that were not reported yet. From any thread."""
         with self._lock:
             faults, more = list(self._held), self._more
             self._held.clear()

@@ -23,14 +23,14 @@ class Death:
     """None where its host is lost."""
     log: tuple[str, ...]
     expected: bool
-    """It was told to."""
+    """It was stopped."""
     unfit: bytes | None = None
     """The pickled ActorError that its bootstrap raised, if it ended of that."""
 
 
 @dataclass(frozen=True)
 class ProcMeshSpec:
-    """Processes that are spawned together, a mesh of them: what they and the agent of their host have to know."""
+    """Processes that are spawned together, a mesh of them: the data that they and the agent of their host need."""
 
     id: str
     name: str
@@ -42,24 +42,25 @@ class ProcMeshSpec:
     owner: Owner
     bootstrap: bytes | None
     slow_calls: float | None
-    """After how many seconds an unanswered call is reported, where that is not what the settings say."""
+    """After how many seconds an unanswered call is reported, where the settings do not say so."""
     path: tuple[str, ...]
     folder: str
     environ: tuple[tuple[str, str], ...]
-    """The environment of whoever spawns them, as it is then; on attached hosts, and from there, only the variables that
-    the setting `environment` names."""
+    """The environment of the spawning process, as it is then; on attached hosts, and from there, only the variables
+    that the setting `environment` names."""
     threads: int = 1
     """How many each may compute with, as the agent of their host says."""
     settings: tuple[tuple[str, Any], ...] = ()
-    """The settings of whoever spawns them, as they are then (`config.for_spawned`)."""
+    """The settings of the spawning process, as they are then (`config.for_spawned`)."""
     levels: tuple[tuple[str, int], ...] = ()
     """Of its loggers (`logs.levels`)."""
     bindings: tuple[Binding, ...] = ()
-    """What each of a host's processes is bound to; empty: nothing."""
+    """The binding of each of a host's processes; empty: none."""
     commands: tuple[tuple[str, ...], ...] = ()
-    """What each runs in place of being forked, up to the interpreter's arguments; one for all; empty: nothing."""
+    """The command that each runs in place of being forked, up to the interpreter's arguments; one for all; empty:
+    none."""
     recorded: Bounds | None = None
-    """How much of what happens there telemetry keeps; None: nothing is recorded."""
+    """How many of the events there telemetry keeps; None: nothing is recorded."""
 
     def place(self, rank: int) -> str:
         """A process for people: "trainers gpus=3"."""

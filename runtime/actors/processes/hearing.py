@@ -1,4 +1,5 @@
-"""Owners first: who called an actor that dies is answered once the actor's owner knows, on whatever host that is.
+"""Owners first: the caller of an actor that dies gets its answer once the actor's owner knows, on whatever host that
+is.
 
     an actor dies       its process tells the owner's, and answers those whose call it died of once that has it; but at
                         once those that have to end before, for it owns them, or what owns them, and so on
@@ -30,7 +31,7 @@ HEARING_SECONDS = 5.0
 
 
 class Hearing:
-    """A process' share in this: of the caller, of the owner, and of what dies."""
+    """A process' share in this: of the caller, of the owner, and of the actor that dies."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -51,7 +52,8 @@ class Hearing:
             self._told[ended.mesh] = self._ask(owner, lambda reply: (*head, reply), Payload.of(ended.failure))
 
     def after(self, actor: str, task: Callable[[], None]) -> None:
-        """Call `task` once the owner knows of the end of an actor here, if it was told of one. From any thread."""
+        """Call `task` once the owner knows of the end of an actor here, if that was reported to one. From any
+        thread."""
 
         def known() -> None:
             task()
@@ -72,7 +74,8 @@ class Hearing:
     # -- a process dies ------------------------------------------------------------------------------------------------
 
     def owners_first(self, address: str, task: Callable[[], None]) -> None:
-        """Call `task` once those who own the actors there whose answers are awaited here know that it has ended."""
+        """Call `task` once the owners of the actors there whose answers are awaited here know that the process has
+        ended."""
         owners = self._process.ports.owners(address) - {self._process.address, *self._process.dead}
         left = len(owners)
 
@@ -99,7 +102,8 @@ class Hearing:
         else:
             self._asking.setdefault(address, []).append(reply)
 
-    # -- who waits descends from what dies -----------------------------------------------------------------------------
+    # -- the caller descends from the actor that dies
+    # ---------------------------------------------------------------------
 
     def if_descends(self, address: str, actor: str, task: Callable[[], None]) -> None:
         """Call `task` once a process says that something there has come of an actor here. From any thread."""
@@ -152,7 +156,7 @@ class HeldAnswers:
             self._process.hearing.if_descends(reply[0], self._actor, lambda: self.release(reply[0]))
 
     def release(self, address: str | None = None) -> None:
-        """Answer who waits in that process, or everybody, now and from now on."""
+        """Answer the calls of that process, or of all, now and from now on."""
         with self._lock:
             answered = [each for each in self._held or () if address in (None, each[0][0])]
             self._held = None if address is None else [each for each in self._held or () if each not in answered]

@@ -1,6 +1,6 @@
-"""The agent of a host: it starts processes for whoever asks, hears how they end and what they print, and says so. On
-the program's host that is the root, the process that the program runs in: what is spawned ends with it, at exit or
-before. On others see `agent`.
+"""The agent of a host: it starts processes on request, and reports their ends and their output. On the program's host
+that is the root, the process that the program runs in: the processes that it spawns end with it, at exit or before. On
+others see `agent`.
 
 A process is forked by the warm parent. Its socket is made, and listened on, before the fork, so that it can be sent
 messages at once.
@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 _CHUNK = 64 << 10
 _WARM_SECONDS = 1.0
 _LOG_SECONDS = 1.0
-"""How long handlers may take for what actors logged, when the program ends."""
+"""How many seconds handlers may take for the records of actors, when the program ends."""
 _LIMIT = (
     "A limit is reached: on open files (ulimit -n), of which each process takes a few, or on\nprocesses (ulimit -u)."
 )
@@ -81,11 +81,11 @@ class _Running:
     """The lines of theirs that wait to be printed."""
     number: int = -1
     pipes: dict[int, tuple[int, Source]] = field(default_factory=dict)
-    """By file: the rank that writes it, and what has come of it."""
+    """By file: the rank that writes it, and the bytes that have come."""
     stopping: bool = False
     stops: list[ReplyTo] = field(default_factory=list)
     unfit: dict[int, bytes] = field(default_factory=dict)
-    """What the bootstrap raised, by rank: a pickled ActorError."""
+    """The errors of the bootstrap, by rank: a pickled ActorError."""
     late: float | None = None
     """How many seconds those that are killed had to end."""
 
@@ -96,13 +96,13 @@ class Host:
     def __init__(self, process: Process) -> None:
         self._process = process
         self.across: Across | None = None
-        """What processes that are started here have to know to reach those on other hosts."""
+        """The data that processes started here need to reach those on other hosts."""
         self.other_hosts: set[str] = set()
         """The agents that hear from here which processes end."""
         self._lock = threading.RLock()
         self._groups: dict[str, _Running] = {}
         self._starting: dict[str, list[tuple[ReplyTo | None, str, float | None]]] = {}
-        """By group that is not there yet: how it was told to stop meanwhile."""
+        """By group that is still starting: how it was stopped meanwhile."""
         self._warms: list[WarmParent] = []
         self._output = Output()
         self._controllers: dict[str, Any] = {}
@@ -128,12 +128,13 @@ class Host:
         answer.when_done(reply)
 
     def start(self, group: ProcMeshSpec) -> Future[None]:
-        """Start those processes of a group that are to be here. They can be sent messages when it is there."""
+        """Start the processes of a group that belong here. They can be sent messages as soon as the group exists."""
         return self._forked(group.id, lambda: group)
 
     def _forked(self, number: str, group: Callable[[], ProcMeshSpec]) -> Future[None]:
         """Start a group's processes in a thread of its own: the I/O thread does not wait for a warm parent, and Ctrl-C
-        ends waiting for it, and not what it is about. What is told to stop meanwhile stops as soon as it is there."""
+        ends the wait for it, and not the start. A group that is stopped while it starts stops as soon as it has
+        started."""
         answer: Future[None] = Future.pending()
 
         def fork() -> None:
@@ -206,7 +207,7 @@ class Host:
                 listener.close()
             for fd in write:
                 os.close(fd)
-        if group.owner[0] in self._process.dead:  # that was told before they were there
+        if group.owner[0] in self._process.dead:  # stopped before they had started
             self.stop(group.id, None, "the process of its owner has ended")
 
     def places(self) -> list[tuple[str, str]]:
@@ -221,7 +222,7 @@ class Host:
             groups = [running for running in self._groups.values() if running.group.recorded is not None]
             return [running.group.addresses[rank] for running in groups for rank in running.alive]
 
-    # -- what they print -----------------------------------------------------------------------------------------------
+    # -- their output --------------------------------------------------------------------------------------------------
 
     def _watch(self, running: _Running, rank: int, fd: int, error: bool) -> None:
         group = running.group
@@ -233,7 +234,7 @@ class Host:
         self._listen(running, fd, source)
 
     def _listen(self, running: _Running, fd: int, source: Source) -> bool:
-        """Read some of what a process printed; whether there was any. In the I/O thread."""
+        """Read some of a process' output; whether there was any. In the I/O thread."""
         try:
             data = os.read(fd, _CHUNK)
         except BlockingIOError:
@@ -317,7 +318,7 @@ class Host:
         self._on_ended(self._process.address, (ENDED, death.address, lost), Payload.of(death))
 
     def _on_ended(self, sender: str, head: Head, payload: Payload) -> None:
-        """A process has ended, here or elsewhere: pass it on, and have end what was owned from there."""
+        """A process has ended, here or elsewhere: pass it on, and end the meshes that its actors owned."""
         if heard(Status):
             ended: Death = payload.decode()
             name, status = f"{ended.name}[{ended.rank}]", "Stopped" if ended.expected else "Failed"
@@ -357,8 +358,8 @@ class Host:
         self.stop(head[1], head[2], head[3], head[4])
 
     def stop(self, group: str, reply: ReplyTo | None, reason: str, seconds: float | None = None) -> None:
-        """Have processes end, once their actors have; `reply` hears when they have. What takes longer than `seconds`,
-        or than the setting as it was when they were spawned, is killed."""
+        """End processes, once their actors have ended; `reply` gets the answer then. Processes that take longer than
+        `seconds`, or than the setting as it was when they were spawned, are killed."""
         with self._lock:
             if group in self._starting:
                 self._starting[group].append((reply, reason, seconds))
@@ -436,7 +437,7 @@ class Host:
 
 
 class _Inbox:
-    """What the warm parent says of a group, in whichever thread reads it."""
+    """The warm parent's messages about a group, in whichever thread reads them."""
 
     def __init__(self, host: Host, running: _Running) -> None:
         self._host = host
@@ -544,19 +545,19 @@ class Root(Process):
 
 
 def _exit_hook(failure: MeshFailure) -> None:
-    """Print the failure and end the program with status 1, by SystemExit: what `fault_hook` does until it is set."""
+    """Print the failure and end the program with status 1, by SystemExit: the default of `fault_hook`."""
     sys.stderr.write(f"Unhandled failure of {failure.report()}\n")
     sys.stderr.flush()
     raise SystemExit(1)
 
 
 fault_hook: Callable[[MeshFailure], object] = _exit_hook
-"""What is called, in a thread of its own, with a failure that nobody dealt with. SystemExit, or any other exception,
-ends the program; if it returns, that was all."""
+"""Called, in a thread of its own, with a failure that no owner dealt with. SystemExit, or any other exception, ends the
+program; if it returns, the program goes on."""
 
 
 def start_root() -> Process:
-    """Make this process the root. What it spawns is stopped at exit, before the warm parent goes."""
+    """Make this process the root. The processes that it spawns are stopped at exit, before the warm parent goes."""
     warm_parent()
     root = Root()
     root.router.start()
@@ -573,8 +574,8 @@ def at_exit() -> None:
 
 
 def shutdown_context() -> Future[None]:
-    """Stop all that this program has spawned, and wait for it: `shutdown_context().get()`. What is spawned after that
-    starts anew. Without it the same happens at exit."""
+    """Stop all meshes that this program has spawned, and wait for it: `shutdown_context().get()`. Later ones start
+    anew. Without it the same happens at exit."""
     future: Future[None] = Future.pending()
     root = current.started()
 

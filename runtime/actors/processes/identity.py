@@ -1,4 +1,4 @@
-"""Who the running code is: what `context().actor_instance` says of the actor that runs, and of who spawned it."""
+"""The identity of the running code: `context().actor_instance` for the actor that runs, and for its creator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Creator:
-    """Who spawned an actor, as plain data: the attributes are those of `Instance`."""
+    """The creator of an actor, as plain data: the attributes are those of `Instance`."""
 
     actor_id: str
     name: str
@@ -32,9 +32,9 @@ class Creator:
 
 
 class Instance:
-    """What `context().actor_instance` is: the running actor, or, outside actors, the process itself.
+    """The value of `context().actor_instance`: the running actor, or, outside actors, the process itself.
 
-    `name`        what it was spawned with
+    `name`        the one that it was spawned with
     `rank`        its place in the mesh as spawned
     `class_name`  its class, with the module; None outside actors
     `proc_mesh`   the processes that its mesh was spawned in; outside actors this process
@@ -55,12 +55,13 @@ class Instance:
         self._origin = origin
 
     def originates(self, procs: ProcMesh) -> bytes:
-        """What the actors that this one spawns in these processes know of both: pickled, for few of them ever ask."""
+        """The identity that the actors which this one spawns in these processes have of both: pickled, for few of them
+        ever ask."""
         me = Creator(self.actor_id, self.name, self.class_name, self.rank, self.proc_mesh, self.creator)
         return pickle.dumps((procs, me))
 
     def descends_from(self, actor: str) -> bool:
-        """Whether an actor has spawned it, or what has spawned it, and so on."""
+        """Whether an actor has spawned it, or has spawned its creator, and so on."""
         creator = self.creator
         while creator is not None and creator.actor_id != actor:
             creator = creator.creator
@@ -102,10 +103,10 @@ class Instance:
             actor.stop(reason or "it stopped itself", None)
 
     def abort(self, reason: str | None = None) -> None:
-        """Have this actor fail, now: its owner hears of it, and what it owns ends.
+        """Have this actor fail, now: its owner gets the failure, and the meshes that it owns end.
 
-        An `async def` endpoint that runs is cancelled where it awaits; one with `def` runs to its end. Whoever called
-        it gets SupervisionError either way. From any thread. Raises RuntimeError outside actors.
+        An `async def` endpoint that runs is cancelled where it awaits; one with `def` runs to its end. Its caller gets
+        SupervisionError either way. From any thread. Raises RuntimeError outside actors.
         """
         if (actor := self._process.actor_of(self)) is not None:
             actor.abort(f"it aborted itself: {reason}" if reason else "it aborted itself")

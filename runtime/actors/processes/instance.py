@@ -1,4 +1,4 @@
-"""A running actor: its thread, what it owns, and how it ends.
+"""A running actor: its thread, the meshes that it owns, and how it ends.
 
 An actor handles one message at a time, in a thread of its own; an actor whose endpoints are `async def` has an event
 loop there. It ends when it is stopped, or dies: of what its constructor raises, of an exception in a message that
@@ -47,13 +47,13 @@ if TYPE_CHECKING:
     from monarch.runtime.future import Future
 
 Call = tuple[str, Head, Payload]
-"""Who sent it, and what."""
+"""The sender, the head and the payload."""
 Refusal = tuple[str, int, str, Point]
-"""What an actor that has ended is called, its rank, why it has, and its place in its mesh."""
+"""The name of an actor that has ended, its rank, the reason, and its place in its mesh."""
 
 
 def _initialized() -> None:
-    """What `mesh.initialized` calls: there is an actor that can be called."""
+    """The call of `mesh.initialized`: there is an actor that can be called."""
 
 
 class LocalActor:
@@ -80,7 +80,7 @@ class LocalActor:
         self._alone = False
         self._stops: list[ReplyTo] | None = []
         self._killed = HeldAnswers(process, actor_id)
-        """Whose call the actor died of."""
+        """The caller whose call the actor died of."""
         self._aborted = False
         self._alert: Callable[[], object] = lambda: None
         """Called when a failure comes, also while a message is handled."""
@@ -89,17 +89,17 @@ class LocalActor:
         self._calling = False
         """Whether an endpoint that is not concurrent runs, of an actor with an event loop."""
         self._unhandled: End | None = None
-        """What ends the actor before the call that it handles is answered: a failure that was not dealt with while such
-        an endpoint awaited, or `abort`."""
+        """Ends the actor before the call that it handles is answered: a failure that was not dealt with while such an
+        endpoint awaited, or `abort`."""
         self._under_way: dict[int, Call] = {}
         """The calls that it handles."""
         self._handled = 0
         self.supervises: tuple[MeshFailure, float] | None = None
         """The failure that its `__supervise__` deals with, and since when."""
         self._watched = False
-        """Whether it was told to stop, and somebody looks whether it does."""
+        """Whether it was stopped, and the process watches whether it does stop."""
         self._abandoned = False
-        """It was told to stop and did not: it counts as ended."""
+        """It was stopped and did not: it counts as ended."""
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -125,7 +125,7 @@ class LocalActor:
         self._alert()
 
     def stop(self, reason: str, reply: ReplyTo | None) -> None:
-        """Have it end after the messages that are there; `reply` hears when it has."""
+        """End it after the messages that have come; `reply` gets the answer when it has ended."""
         with self._lock:
             ended = self._stops is None
             if self._stops is not None and reply is not None:
@@ -141,7 +141,7 @@ class LocalActor:
             self._process.reply(reply, True, None)
 
     def look(self) -> dict[str, Any]:
-        """What it is doing: name, class_name, queued (messages that wait), running (the endpoints that do not)."""
+        """Its activity: name, class_name, queued (messages that wait), running (the endpoints that do not)."""
         running = [head[3] or "initialized" for _, head, _ in list(self._under_way.values())]
         about = {"name": self.instance.label, "class_name": self.instance.class_name or ""}
         return {**about, "queued": len(self._mailbox), "running": running}
@@ -159,7 +159,7 @@ class LocalActor:
     # -- whom it waits for (see `circles`) -----------------------------------------------------------------------------
 
     def waits_for(self) -> Future[Any] | None:
-        """What it waits for, without a timeout, before it handles another message."""
+        """The answers that it waits for, without a timeout, before it handles another message."""
         if self.loop is None:
             return awaited_in(frame_of(self._thread))
         return awaited_by(self._main.get_coro()) if self._calling and self._main is not None else None
@@ -178,12 +178,12 @@ class LocalActor:
     # -- one that does not come to an end ------------------------------------------------------------------------------
 
     def where(self) -> str:
-        """The stack of what it does."""
+        """The stack of its thread, or of its task."""
         return stack_of(self._thread, self.loop)
 
     def _watch(self, handled: int) -> None:
-        """An actor that was told to stop, and that `handled` so much when this was last looked at, is given up where it
-        has done nothing since. In the I/O thread but for the first time."""
+        """An actor that was stopped, and that had handled `handled` messages at the last look, is given up where it has
+        handled none since. In the I/O thread but for the first time."""
         if self._stops is None or self._abandoned:
             return
         # Before the process is killed, which is to end in order.
@@ -203,7 +203,8 @@ class LocalActor:
         self._close(End(f"it was told to stop, and what it did had not ended {seconds:g} s later"))
         for call in list(self._under_way.values()):
             self._refuse(call)
-        # Ends a loop in Python, and what awaits. What waits in C stays, in a thread that nothing waits for.
+        # Ends a loop in Python, and a coroutine that awaits. Code that waits in C stays, in a thread that nothing waits
+        # for.
         end_thread(self._thread.ident or 0, Abandoned)
         with suppress(RuntimeError):  # the loop is closed
             if self.loop is not None:
@@ -211,11 +212,11 @@ class LocalActor:
 
     @property
     def refusal(self) -> Refusal:
-        """Of what is sent to it from now on."""
+        """For messages from now on."""
         return self.instance.name, self.rank, self.ended or "it was told to stop", self.instance.rank
 
     def _take(self) -> MeshFailure | Call | Stop | None:
-        """What is next. None: `_rouse` is called once there is something."""
+        """The next item. None: `_rouse` is called once there is one."""
         with self._lock:
             item = self._mailbox.take()
             self._asleep = item is None
@@ -264,7 +265,7 @@ class LocalActor:
         self._enter()
 
     def _enter(self) -> None:
-        """What runs now is no message: the actor's place is that in the mesh as spawned."""
+        """No message runs now: the actor's place is that in the mesh as spawned."""
         rank = self.instance.rank
         running.set(Context(self.instance, (rank.rank, tuple(rank.extent.labels), tuple(rank.extent.sizes))))
 
@@ -278,14 +279,14 @@ class LocalActor:
         self._is_now("Idle")
 
     def _is_now(self, status: str, reason: str = "") -> None:
-        """Tell whoever watches."""
+        """Tell the subscribers."""
         if heard(Status):
             at = self.instance.actor_id, self.rank, self.instance.label
             tell(Status("actor", *at, status, self.instance.class_name or "", reason))
 
     def _has_handled(self, call: Call, start: int, well: bool) -> None:
-        """Likewise, of a message, before it is answered: who has the answer finds it recorded. `start` is when it came
-        to it, on the monotonic clock."""
+        """Likewise, of a message, before it is answered: a caller that has the answer finds it recorded. `start` is
+        when it came to it, on the monotonic clock."""
         if heard(Handled):
             sender, head, _ = call
             actor = self.instance.actor_id, self.rank, self.instance.label
@@ -301,13 +302,13 @@ class LocalActor:
         return args, kwargs
 
     def _called(self, head: Head, payload: Payload) -> Any:
-        """What an endpoint returns. In a frame of its own, so that its arguments are let go of before the reply goes:
-        a program's next step may then replace in place the tensors that were among them."""
+        """The result of an endpoint. In a frame of its own, so that its arguments are dropped before the reply goes: a
+        program's next step may then replace in place the tensors that were among them."""
         args, kwargs = self._arguments(head, payload)
         return self._method(head)(*args, **kwargs)
 
     def _raised(self, head: Head, error: BaseException) -> None:
-        """An endpoint raised: its caller is told, or the actor dies of it."""
+        """An endpoint raised: its caller gets the error, or the actor dies of it."""
         where = f"{self.instance.label}.{head[3]}"
         if head[2] is not None and isinstance(error, (Exception, asyncio.CancelledError)):
             self._process.reply(head[2], False, ActorError.of(error, where, self.instance.rank))
@@ -318,13 +319,14 @@ class LocalActor:
         raise self._died(error, f"{head[3]} raised") from error
 
     def _died(self, error: BaseException, what: str) -> End:
-        """What ends the actor, for an error that was just caught."""
+        """The end of the actor, for an error that was just caught."""
         detail = f"{what}:\n{''.join(traceback.format_exception(error)).rstrip()}"
         told = error if isinstance(error, Exception) else ActorError.of(error, self.instance.label)
         return End(f"{what} {type(error).__name__}: {error}", told, detail)
 
     def _supervised(self, failure: MeshFailure, handled: bool, error: BaseException | None = None) -> None:
-        """Say what came of a failure: it goes on to the owner, and this actor ends, where it was not dealt with."""
+        """Report the outcome of a failure: it goes on to the owner, and this actor ends, where it was not dealt
+        with."""
         self.supervises = None
         trace = "" if error is None else "".join(traceback.format_exception(error)).rstrip()
         self._process.supervision(Supervised(self.instance.actor_id, failure, handled, trace))
@@ -403,7 +405,7 @@ class LocalActor:
         self._cleaned(trace)
 
     def _close(self, end: End) -> None:
-        """Take no more messages, and have what it owns ended."""
+        """Take no more messages, and end the meshes that it owns."""
         self.ended = end.reason
         self._is_now("Stopped" if end.error is None else "Failed", end.reason)
         with self._lock:
@@ -424,7 +426,7 @@ class LocalActor:
         self._process.supervision(Cleaned(self.instance.actor_id, trace))
 
     def bury(self) -> None:
-        """It is no more: whoever asked that it stops hears of it. From any thread."""
+        """It has ended: the callers that stopped it get their answers. From any thread."""
         with self._lock:
             stops, self._stops = self._stops or [], None
         self._killed.release()
@@ -473,7 +475,7 @@ class LocalActor:
                 ending.append(end)
                 awake.set()
 
-        # What came before the loop was there released the lock instead.
+        # Messages that came before the loop ran released the lock instead.
         self._rouse, self._alert = rouse, alert
         awake.set()
         end: End

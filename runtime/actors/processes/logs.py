@@ -1,4 +1,4 @@
-"""Logging as in one process: what is logged in a process of actors goes to the handlers of the program.
+"""Logging as in one process: the records of a process of actors go to the handlers of the program.
 
 A process that was spawned has none of the program's handlers, whose files and sockets are the program's: records go to
 the root, which hands them to its own loggers by their names. So a handler that is added there later sees them too, and
@@ -45,7 +45,7 @@ def note() -> None:
 
 
 def forward(send: Callable[[Payload], bool], where: str, given: Levels) -> None:
-    """Have the records of this process, which was just forked, sent on; `where` is what they have as `processName`."""
+    """Have the records of this process, which was just forked, sent on; `where` is their `processName`."""
     for logger in [logger for _, logger in _loggers()] if _handled is None else _handled:
         for handler in list(logger.handlers):
             logger.removeHandler(handler)
@@ -77,7 +77,7 @@ class _Forward(logging.Handler):
             return
         try:
             self._send(_payload(record, self._where))
-        except Exception:  # as every handler does: logging raises nothing in who logs
+        except Exception:  # as every handler does: logging raises nothing in its caller
             self.handleError(record)
 
 
@@ -115,7 +115,7 @@ class Received:
         self._records.put(payload)
 
     def end(self, seconds: float) -> None:
-        """Wait until what has come is handled, so long at most."""
+        """Wait until all records so far are handled, so long at most."""
         self._records.put(None)
         if self._thread is not None:
             self._thread.join(seconds)

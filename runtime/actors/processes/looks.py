@@ -1,4 +1,4 @@
-"""What the processes of actors are doing, as the program sees it: plain data, for the live page."""
+"""The activity of actors' processes, as the program sees it: plain data, for the live page."""
 
 from __future__ import annotations
 

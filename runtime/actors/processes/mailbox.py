@@ -1,4 +1,4 @@
-"""Mailbox: the order in which an actor handles what it is sent. Pure: no lock, no thread."""
+"""Mailbox: the order in which an actor handles its messages. Pure: no lock, no thread."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Stop:
 
 
 class Mailbox(Generic[M]):
-    """Messages in the order in which they came; failures of what the actor owns go before them.
+    """Messages in the order in which they came; failures of meshes that the actor owns go before them.
 
-    A stop waits for the messages that are there when it comes. What comes behind it is not taken in.
+    A stop waits for the messages that came before it. Later ones are refused.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Mailbox(Generic[M]):
             self._stop = Stop(reason)
 
     def take(self) -> MeshFailure | M | Stop | None:
-        """What is to be handled next, or None. After a stop was taken the mailbox is closed."""
+        """The next item, or None. After a stop was taken the mailbox is closed."""
         if self._closed:
             return None
         if self._failures:
@@ -66,7 +66,7 @@ class Mailbox(Generic[M]):
         return self._failures.popleft() if self._failures and not self._closed else None
 
     def messages(self) -> tuple[M, ...]:
-        """Those that are there."""
+        """The messages that wait."""
         return tuple(self._messages)
 
     def close(self) -> list[M]:

@@ -1,9 +1,9 @@
-"""What the processes of a mesh print, as the root prints it: with a prefix, equal lines of several processes once.
+"""The output of a mesh's processes, as the root prints it: with a prefix, equal lines of several processes once.
 
     [trainers gpus=3] loss 0.31
     [trainers × 64] ready
 
-A line waits for equal ones. Pure: no file, and the caller tells the time.
+A line waits for equal ones. Pure: no file, and the caller gives the time.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Output:
             self._lines[key] = _Line(source, text)
 
     def take(self) -> list[tuple[bool, str]]:
-        """What is to be printed now: whether on standard error, and the line."""
+        """The lines to print now: whether on standard error, and the line."""
         lines = [(line.source.error, _shown(line)) for line in self._lines.values()]
         self._lines.clear()
         for source in self._sources:

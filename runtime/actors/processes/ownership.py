@@ -1,4 +1,5 @@
-"""Supervision: who owns what, what ends with whom, and who is told of a failure. Pure: events in, commands out.
+"""Supervision: which actor owns which meshes, what ends with its owner, and which owner gets a failure. Pure: events
+in, commands out.
 
 Each process has one, which knows the actors that live there and the meshes, of actors or of processes, that these own;
 what they own may live anywhere. An actor is owned by the actor that spawned it. What a process spawned outside of its
@@ -62,7 +63,7 @@ class Ends:
 
 @dataclass(frozen=True)
 class Cleaned:
-    """An actor's `__cleanup__` is through; `error` says what it raised, if it did."""
+    """An actor's `__cleanup__` is through; `error` is its error, if it raised."""
 
     actor: str
     error: str = ""
@@ -70,7 +71,7 @@ class Cleaned:
 
 @dataclass(frozen=True)
 class Supervised:
-    """What came of telling an actor here of a failure; `error` says what its `__supervise__` raised, if it did."""
+    """The outcome of a failure that an actor here got; `error` is the error of its `__supervise__`, if it raised."""
 
     actor: str
     failure: MeshFailure
@@ -80,7 +81,7 @@ class Supervised:
 
 @dataclass(frozen=True)
 class PlaceEnded:
-    """A place of a mesh of actors has ended, all that it owned before it: as it was told to, or of a failure."""
+    """A place of a mesh of actors has ended, all that it owned before it: it was stopped, or had a failure."""
 
     mesh: str
     rank: int
@@ -89,7 +90,7 @@ class PlaceEnded:
 
 @dataclass(frozen=True)
 class ProcessGone:
-    """A process has ended: as it was told to, or it `failed`."""
+    """A process has ended: it was stopped, or it `failed`."""
 
     address: str
     reason: str
@@ -121,7 +122,7 @@ class Supervise:
 
 @dataclass(frozen=True)
 class StopActor:
-    """Stop an actor here, when it has handled what it was sent so far: `Ends` is to follow, now or then."""
+    """Stop an actor here, when it has handled the messages so far: `Ends` is to follow, now or then."""
 
     actor: str
     reason: str
@@ -138,7 +139,8 @@ class StopMesh:
 
 @dataclass(frozen=True)
 class Cleanup:
-    """Run an actor's `__cleanup__`: `Cleaned` is to follow. `failure` says what it died of, "" if it was stopped."""
+    """Run an actor's `__cleanup__`: `Cleaned` is to follow. `failure` is the cause of its death, "" if it was
+    stopped."""
 
     actor: str
     failure: str
@@ -146,8 +148,8 @@ class Cleanup:
 
 @dataclass(frozen=True)
 class Bury:
-    """An actor is no more, and its owner has been told: answer what waits for its end, and what is still sent to it,
-    with this reason."""
+    """An actor has ended, and its owner knows: answer the calls that wait for its end, and the messages that still come
+    for it, with this reason."""
 
     actor: str
     reason: str
@@ -232,7 +234,7 @@ class Supervision:
         return next((who for who, actor in self._actors.items() if mesh in actor.owned), None)
 
     def owned_in(self, actor: str) -> set[str]:
-        """The addresses of what an actor here owns and what has not ended."""
+        """The addresses of the meshes' places that an actor here owns and that have not ended."""
         owner = self._actors.get(actor)
         meshes = [] if owner is None else list(owner.owned.values())
         return {address for mesh in meshes for address in mesh.places.values()}
@@ -290,7 +292,7 @@ class Supervision:
         del self._actors[who]
         if error:
             actor.failure = actor.failed(f"its __cleanup__ raised {error}", cause=actor.failure)
-        elif actor.failure is None and actor.told:  # of what failed while it was ending
+        elif actor.failure is None and actor.told:  # failures that came while it was ending
             actor.failure = actor.failed(_unhandled(actor.told[0]), cause=actor.told[0])
         commands: list[Command] = []
         if actor.owner is not None and actor.owner[0] not in self._gone:
@@ -360,8 +362,8 @@ class Supervision:
         return commands
 
     def _lose(self, who: str, meshes: list[str], event: ProcessGone) -> list[Command]:
-        """What an actor here owned in a process has ended with it. It hears once for each of its meshes of actors
-        there; of its mesh of processes only where there is none of these."""
+        """The places that an actor here owned in a process have ended with it. It gets one failure for each of its
+        meshes of actors there; for its mesh of processes only where there is none of these."""
         actor = self._actors[who]
         commands: list[Command] = []
         of_actors = [mesh for mesh in meshes if not actor.owned[mesh].processes]

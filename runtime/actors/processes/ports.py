@@ -1,4 +1,5 @@
-"""Open ports: what a process waits for, from whom, and what becomes of it when they cannot answer any more."""
+"""Open ports: the answers that a process waits for, from which processes, and their errors when these cannot answer any
+more."""
 
 from __future__ import annotations
 
@@ -52,8 +53,8 @@ def failing(error: Exception) -> Decode:
 
 
 def _unanswered(why: str, what: str, rank: int | None) -> SupervisionError:
-    """What is raised for a call, such as "trainers.step", whose answer cannot come any more. `rank` is the actor's in
-    the mesh as spawned, where that is known."""
+    """The error of a call, such as "trainers.step", whose answer cannot come any more. `rank` is the actor's in the
+    mesh as spawned, where that is known."""
     mesh, _, method = what.rpartition(".")
     whose = what if rank is None else f"{mesh}[{rank}].{method}"
     return SupervisionError(f"no answer from {whose}: {why}" if what else f"no answer: {why}", what or None)
@@ -65,7 +66,7 @@ def _rank(shape: Shape | None, place: int) -> int | None:
 
 
 class Waiting(Protocol):
-    """What replies to an open port go to. Called with the table's lock not held, from any thread."""
+    """The receiver of replies to an open port. Called with the table's lock not held, from any thread."""
 
     def take(self, place: int, well: bool, decode: Decode) -> bool:
         """A reply, the first from its place or not. True once nothing more is expected: the port is closed then."""
@@ -75,7 +76,7 @@ class Waiting(Protocol):
 
 
 class Pending(Protocol):
-    """An open port at which something is expected: what, since when (monotonic clock), and from which processes."""
+    """An open port at which answers are expected: which, since when (monotonic clock), and from which processes."""
 
     what: str
     since: float
@@ -252,7 +253,7 @@ class _Asked(Future[T]):
 
 
 class Queue(Generic[T]):
-    """What was sent to a channel, in the order in which it came, whoever sent it."""
+    """The values sent to a channel, in the order in which they came, from all senders."""
 
     def __init__(self, once: bool) -> None:
         self._once = once
@@ -269,7 +270,7 @@ class Queue(Generic[T]):
         return False
 
     def ask(self) -> Future[T]:
-        """A future of the next value that nobody else who still waits has asked for."""
+        """A future of the next value that no earlier future waits for."""
         future = _Asked(self)
         self._asked.append(weakref.ref(future))
         self._join()

@@ -1,4 +1,4 @@
-"""A process' share of the actors: those that run here, the ports that are open here, and what is known of the others.
+"""A process' share of the actors: those that run here, the ports that are open here, and its knowledge of the others.
 
 Messages come in through `_deliver`, in the I/O thread for those of other processes: it only hands on.
 """
@@ -95,15 +95,15 @@ if TYPE_CHECKING:
 Message = tuple[str, Head, Payload]
 
 _LAST_SECONDS = 1.0
-"""How long what a process of another host had sent before it ended may be on its way."""
+"""How long messages of a process of another host may be on their way after it has ended."""
 EARLY_SECONDS = 1.0
-"""How much earlier a call may come than what makes its actor, before who makes that is asked for."""
+"""How much earlier a call may come than the message that makes its actor, before its creator is asked for."""
 CAUSE_SECONDS = 5.0
-"""How long the cause of a lost connection may take to be told."""
+"""How long the cause of a lost connection may take to arrive."""
 
 
 class Process:
-    """What this process has of actors."""
+    """This process's part in actors."""
 
     def __init__(self, group: ProcMeshSpec, rank: int, listener: socket.socket) -> None:
         self.group = group
@@ -117,10 +117,11 @@ class Process:
         self._all_ended = Ended()
         self.dead: Recent[str, Death] = Recent()
         self.refused: Recent[tuple[str, str], SupervisionError] = Recent()
-        """By mesh and process, of actors that refused a message or were stopped from here: what the next one raises."""
+        """By mesh and process, of actors that refused a message or were stopped from here: the error of the next
+        call."""
         self.ready = threading.Event()
         self.leaving = math.inf
-        """Where it was told to end: after how many seconds it is killed."""
+        """Where it was stopped: after how many seconds it is killed."""
         self.client = Instance(self, "", group.name)
         self.host: Host | None = None
         """The agent of this host, if it is this process."""
@@ -168,7 +169,7 @@ class Process:
             sys.breakpointhook = _breakpoint
 
     def new_id(self) -> str:
-        """For what is spawned from here: unique, and it says who spawned it."""
+        """A name for a mesh that is spawned from here: unique, with its creator in it."""
         return f"{self.address}.{next(self._numbers)}"
 
     def this_proc(self) -> ProcMesh:
@@ -176,7 +177,7 @@ class Process:
         return ProcMesh(group, group.shape.slice(**group.shape.point(self.rank)))
 
     def actor_of(self, instance: Instance) -> LocalActor | None:
-        """None once it has ended. Raises RuntimeError for what is no actor."""
+        """None once it has ended. Raises RuntimeError for an object that is no actor."""
         if not instance.actor_id:
             raise RuntimeError(f"'{instance.name}' is a process, and no actor: stop or abort an actor from inside it")
         return self.actors.get(instance.actor_id)
@@ -184,7 +185,7 @@ class Process:
     # -- answering -----------------------------------------------------------------------------------------------------
 
     def reply(self, to: ReplyTo, well: bool, value: object, of: Callable[[], str] = lambda: "the value") -> None:
-        """`of` says what the value is, where it cannot be sent."""
+        """`of` describes the value, for the error where it cannot be sent."""
         address, port, place = to[:3]
         if len(to) == 4 and not well:
             self.programs.give_nothing(address, to[3])
@@ -212,12 +213,12 @@ class Process:
             self.router.send(sender, (REFUSED, head[1]), Payload.of(error))
 
     def lost(self, address: str, endpoint: str) -> SupervisionError:
-        """What is raised for a call to a process that is gone."""
+        """The error of a call to a process that is gone."""
         death = self.dead.get(address)
         why = "its process is gone" if death is None else f"its process {death.name}[{death.rank}] {death.reason}"
         return SupervisionError(f"'{endpoint}' cannot be called: {why}", endpoint)
 
-    # -- what comes in -------------------------------------------------------------------------------------------------
+    # -- incoming messages ---------------------------------------------------------------------------------------------
 
     def handle(self, kind: int, handler: Callable[[str, Head, Payload], None]) -> None:
         """Have messages of another kind handled."""
@@ -240,7 +241,7 @@ class Process:
             self._deliver(sender, ready, its)
 
     def _wait_no_more(self, sender: str, ended: bool) -> None:
-        """What a process of another host sent does not wait for what may never come."""
+        """A message of a process of another host does not wait for one that may never come."""
         for ready, its in self._order.gone(sender, ended):
             self._deliver(sender, ready, its)
 
@@ -252,7 +253,7 @@ class Process:
                 if actor is None and head[1] not in self._all_ended:
                     creator = head[1].rpartition(".")[0]
                     if creator not in self.dead:
-                        # Who spawned it and who calls it are two senders: the call was faster.
+                        # Its creator and its caller are two senders: the call was faster.
                         first = head[1] not in self._early
                         self._early.setdefault(head[1], []).append((sender, head, payload))
                         if first:
@@ -278,13 +279,13 @@ class Process:
             self.refuse(sender, head, "the actor", None, "who spawned it ended before that was done")
 
     def _look_after(self, actor: str, creator: str) -> None:
-        """Messages have waited for what somebody spawns. Who has ended before this process began, or so long ago that
-        it is forgotten, is found out about here: nobody tells of that. In the I/O thread."""
+        """Messages have waited for the spawn of an actor. A creator that has ended before this process began, or so
+        long ago that it is forgotten, is found here: nothing reports that. In the I/O thread."""
         if actor in self._early and not self.router.send(creator, (UNSENT,), EMPTY):
             self.router.after_last(creator, lambda: self._spawns_no_more(creator), _LAST_SECONDS)
 
     def _spawns_no_more(self, creator: str) -> None:
-        """What waits for what a process was to spawn waits for nothing. In the I/O thread."""
+        """Messages that wait for a spawn by an ended process wait for nothing. In the I/O thread."""
         with self._lock:
             self._all_ended.forget(creator)
             ids = [id for id in self._early if id.rpartition(".")[0] == creator]
@@ -360,7 +361,7 @@ class Process:
         def fail_calls() -> None:
             self.ports.lost(death.address, f"its process {death.name}[{death.rank}] {death.reason}")
 
-        # Owners first: who sees the error in a call, and then asks the owner, finds that it knows.
+        # Owners first: a caller that sees the error of a call, and then asks the owner, finds that it knows.
         if death.expected:
             fail_calls()
         else:
@@ -376,8 +377,8 @@ class Process:
         self.hearing.knows(gone.address)
 
     def connection_lost(self, address: str, why: str) -> None:
-        """There is no connection to a process of another host any more. If it has ended, how is told soon, and until
-        then what waits for it waits on. In the I/O thread."""
+        """There is no connection to a process of another host any more. If it has ended, the reason comes soon, and
+        until then calls to it wait on. In the I/O thread."""
         if address in self.dead:
             return
         self._unexplained.append((monotonic() + CAUSE_SECONDS, address, why))
@@ -396,8 +397,8 @@ class Process:
             self._explain_later()
 
     def unreached(self, address: str, why: str) -> None:
-        """There is no way to a process, and that it has ended is not known: what is owned there is lost to its owners
-        here, and what is owned from there ends. In the I/O thread."""
+        """There is no way to a process, and its end is not known: meshes there are lost to their owners here, and
+        meshes owned from there end. In the I/O thread."""
         for lost in (address, *self.spreads.through(address)):
             if lost not in self.dead:
                 self.router.gone(lost, ended=False)
@@ -432,7 +433,7 @@ class Process:
         self._answer(head, lambda: stacks_here(self))
 
     def _on_look(self, sender: str, head: Head, payload: Payload) -> None:
-        self._answer(head, self.look)  # not in this thread: what memory it has takes Linux a millisecond
+        self._answer(head, self.look)  # not in this thread: Linux takes a millisecond to count its memory
 
     def _answer(self, head: Head, value: Callable[[], object]) -> None:
         threading.Thread(target=lambda: self.reply(head[1], True, value()), name="monarch look", daemon=True).start()
@@ -447,7 +448,7 @@ class Process:
         self.reply(head[1], True, None)
 
     def look(self) -> dict[str, Any]:
-        """What this process is doing: pid, host, memory (bytes, as by `share_of`), answers (that it does), and actors
+        """The activity of this process: pid, host, memory (bytes, as by `share_of`), answers (that it does), and actors
         (see `LocalActor.look`)."""
         pid = os.getpid()
         about = {"pid": pid, "host": os.uname().nodename, "memory": share_of(pid), "answers": True}
@@ -470,14 +471,14 @@ class Process:
 
     @property
     def slow_calls(self) -> float | None:
-        """After how many seconds calls are reported, where that is not what the settings say; infinite: never."""
+        """After how many seconds calls are reported, where the settings do not say so; infinite: never."""
         return self._slow_calls.seconds
 
     def report_calls_after(self, seconds: float | None) -> None:
         """See `slow_calls`."""
         self._slow_calls.report_after(seconds)
 
-    # -- supervision: what `ownership` decides, carried out ------------------------------------------------------------
+    # -- supervision: the decisions of `ownership`, carried out --------------------------------------------------------
 
     def owns(self, owner: str, mesh: ActorMesh[Any] | ProcMesh, processes: bool) -> None:
         """An actor of this process, or the process itself, spawns a mesh."""
@@ -500,7 +501,7 @@ class Process:
         """Something has happened: have done what follows from it. From any thread; waits for nothing."""
         with self._deciding:
             self._events.append(event)
-            if len(self._events) > 1:  # what follows from an event is done before the next one is looked at
+            if len(self._events) > 1:  # the commands of an event are done before the next event is looked at
                 return
             while self._events:
                 try:
@@ -509,7 +510,7 @@ class Process:
                         command, *commands = commands
                         match command:
                             case Tell((self.address, _), ended):
-                                # At once: whoever called the actor is answered behind, and the process' end is last.
+                                # At once: the actor's caller is answered behind it, and the process' end is last.
                                 commands = self._supervision.handle(ended) + commands
                                 commands.sort(key=lambda each: isinstance(each, Exit))
                                 self._noted(ended)
@@ -593,7 +594,7 @@ class Process:
 
 
 def _breakpoint(*args: Any, **kwargs: Any) -> Any:
-    """`breakpoint()`: an actor stops for whoever attaches to it; anywhere else it is Python's."""
+    """`breakpoint()`: an actor stops for a console that attaches to it; anywhere else it is Python's."""
     found = running.get(None)
     if found is None or not found.actor_instance.actor_id:
         return sys.__breakpointhook__(*args, **kwargs)

@@ -1,8 +1,8 @@
-"""Programs on processes of actors: workers that run in them, and who drives those.
+"""Programs on processes of actors: workers that run in them, and the connections that drive those.
 
 The controller of a mesh sends each process the mesh's memory and a socket (WORK); a thread there is the worker from
 then on (`worker.loop`). It ends when the mesh is closed or lost, and says so (WORKED); the process and its actors
-live on. When the process ends, the controller hears of it as everybody does, and the mesh is lost.
+live on. When the process ends, the controller sees that as for any process, and the mesh is lost.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
     from monarch.runtime.future import Future
 
 _END_SECONDS = 10.0
-"""How long a worker may take for what it is doing when its mesh is closed."""
+"""How long a worker may take for its command when its mesh is closed."""
 
 
 class Programs:
-    """What a process has of programs."""
+    """This process's part in programs."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -56,7 +56,7 @@ class Programs:
         """The meshes that are driven from here, by name."""
         self.gifts = Gifts()
         self._running: dict[threading.Thread, tuple[str, Window]] = {}
-        """The threads of workers here: who drives them, and their mesh's memory."""
+        """The threads of workers here: the connections that drive them, and their mesh's memory."""
         self._ending = False
         self._numbers = count()
         self._dropped: list[tuple[int, Sequence[str]]] = []
@@ -99,7 +99,7 @@ class Programs:
         how = self._serve(actors, spec, rank, window, up, across)
         os.close(memory)
         del window, self._running[threading.current_thread()]
-        gc.collect()  # what a worker holds refers to itself
+        gc.collect()  # a worker's objects refer to each other
         if self._ending and how is None:
             how = "was stopped with the program's actors"
         self._process.router.send(controller, (WORKED, mesh, rank, how), EMPTY)
@@ -154,7 +154,7 @@ class Programs:
         self.gifts.give(caller, number, [])
 
     def number(self) -> int:
-        """For a call whose replies stay where they are. What was not wanted of earlier ones is dropped now."""
+        """For a call whose replies stay where they are. Unwanted replies of earlier ones are dropped now."""
         while self._dropped:
             number, addresses = self._dropped.pop()
             for address in addresses:
@@ -162,7 +162,7 @@ class Programs:
         return next(self._numbers)
 
     def drop(self, number: int, addresses: Sequence[str]) -> None:
-        """Nobody wants what was returned. From a finalizer, in any thread: so it is not sent now."""
+        """Nothing refers to the reply any more. From a finalizer, in any thread: so the message is not sent now."""
         self._dropped.append((number, addresses))
 
     def _on_drop(self, sender: str, head: Head, payload: Payload) -> None:
@@ -208,7 +208,7 @@ class WorkersInProcesses:
     """`processes.workers.Processes`: workers of one mesh, in processes of actors on this host. `where` has these by
     rank, and `owner` is the process that drives the mesh."""
 
-    alive = True  # each process' end is told
+    alive = True  # each process' end is reported
 
     def __init__(self, process: Process, name: str, where: Mapping[int, str], owner: str) -> None:
         self._process = process

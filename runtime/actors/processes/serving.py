@@ -1,4 +1,4 @@
-"""How a process of a mesh begins: what it is given, where it is bound, and what the user wants before any actor."""
+"""How a process of a mesh begins: its arguments, its binding, and the user's bootstrap before any actor."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ from monarch.runtime.transport.reach import configure
 
 
 def serve(forked: Forked, fresh: bool = False) -> NoReturn:
-    """Be a process of a mesh, from a warm parent's fork on: `processes.roles.ACTORS`. The file that all were given says
-    what they are to be; each gets the socket that it listens on, and the pipes for what it prints. `fresh`: the command
-    of its group has started this interpreter."""
+    """Be a process of a mesh, from a warm parent's fork on: `processes.roles.ACTORS`. The shared file describes all of
+    them; each gets the socket that it listens on, and the pipes for its output. `fresh`: the command of its group has
+    started this interpreter."""
     rank, boot = forked.rank, forked.shared
     listening, out, err = forked.files
     listener = socket.socket(fileno=listening)
@@ -60,7 +60,7 @@ def serve(forked: Forked, fresh: bool = False) -> NoReturn:
     unfit: MonarchError | None = None
     if fresh:
         sys.path.extend(path for path in group.path if path not in sys.path)
-    elif host_of(group.addresses[rank]):  # another host's: what is there is that host's own
+    elif host_of(group.addresses[rank]):  # another host's: the variables here are that host's own
         sys.path.extend(path for path in group.path if path not in sys.path)
     else:
         sys.path[:] = group.path
@@ -69,7 +69,7 @@ def serve(forked: Forked, fresh: bool = False) -> NoReturn:
                 os.environ.pop(name)
     if not fresh:
         there = dict(os.environ)
-        # What is so already stays: to write all anew copies pages that are shared with the parent.
+        # Variables that have their value already stay: to write all anew copies pages that are shared with the parent.
         os.environ.update((name, value) for name, value in group.environ if there.get(name) != value)
         try:
             bind(group.binding_of(rank))  # before there are threads
@@ -130,8 +130,7 @@ async def _awaited(result: Awaitable[None]) -> None:
 
 
 def _bootstrap(process: Process, unfit: MonarchError | None) -> None:
-    """What the user wants done before any actor is made; without it there can be none, nor where the process is
-    unfit."""
+    """The user's bootstrap before any actor is made; without it there can be none, nor where the process is unfit."""
     if process.group.bootstrap is not None or unfit is not None:
         running.set(Context(process.client))
         try:

@@ -1,4 +1,4 @@
-"""What is sent to several processes of other hosts: once to each host, whose agent spreads it there.
+"""Messages to several processes of other hosts: once to each host, whose agent spreads them there.
 
     sender ──SPREAD──▶ agent ──▶ each process: its own head and number, and the payload, which all of them share
     sender ◀─REPLIES── agent ◀── each process: the answers to a `call`, sent on together
@@ -126,14 +126,14 @@ def tree(shares: Sequence[Share], fan_out: int) -> Branch:
 
 @dataclass(frozen=True)
 class _Kept:
-    """What a branch of the tree may not have yet."""
+    """Messages that a branch of the tree may not have yet."""
 
     shares: Sequence[Share]
     payload: Payload
 
 
 class _Passed:
-    """What an agent has sent on: whom it has it from, and which branches have not said that they have it."""
+    """A message that an agent has passed on: its sender, and the branches that have not confirmed it."""
 
     def __init__(self, above: str, below: set[str]) -> None:
         self.above = above
@@ -197,17 +197,17 @@ class Spreads:
     def _again(self, token: int) -> set[str]:
         """Send to all of a branch what some of it may not have."""
         kept = self.kept.pop(token, None)
-        # Who has got it answers by way of the agent; who gets it only now answers straight.
+        # A process that has got it answers by way of the agent; one that gets it only now answers straight.
         return set() if kept is None else self._straight(kept.shares, kept.payload, False)
 
     def through(self, agent: str) -> Iterable[str]:
-        """The processes that something was sent to by way of an agent: if it is not reached, what they have may lack
-        something."""
+        """The processes that a message went to by way of an agent: if the agent is not reached, their messages may have
+        gaps."""
         return self.sent_through.pop(agent, ())
 
     def after_answers(self, address: str, told_by: str, task: Callable[[], None]) -> None:
-        """Call `task` once what a process that has ended had answered by way of its agent is here. The agent sent it
-        before it told of the end, but to whom another told that, it may still be on its way."""
+        """Call `task` once the answers that an ended process had sent by way of its agent are here. The agent sent them
+        before it reported the end, but to a process that knows the end from another, they may still be on their way."""
         process, host = self._process, host_of(address)
         agent = next((agent for agent in list(self.sent_through) if host_of(agent) == host), None)
         if agent is None or agent == told_by or not process.ports.expects(address):
@@ -334,7 +334,7 @@ class Gathered:
             return not self._waiting
 
     def lost(self, address: str, why: str) -> bool:
-        """What they answered goes out before it is told that they have ended, which the caller hears by itself."""
+        """Their answers go out before the report of their end, which the caller gets by itself."""
         with self._lock:
             if address == self._to:
                 return True

@@ -25,11 +25,11 @@ _SECONDS = 5.0
 """How long a process may take to hand on its rows; a host may take twice as long."""
 
 _of_program: HostTables | None = None
-"""What the program keeps for its own host, while telemetry is on."""
+"""The program's store for its own host, while telemetry is on."""
 
 
 class Collector:
-    """Keeps what the processes of a host record. `recorded` gives the addresses of those that do."""
+    """Keeps the rows of a host's processes. `recorded` gives the addresses of those that record."""
 
     def __init__(self, process: Process, recorded: Callable[[], list[str]]) -> None:
         self._process = process
@@ -40,8 +40,8 @@ class Collector:
         process.handle(RECORDED, self._on_recorded)
 
     def read(self, after: int) -> Read:
-        """What is kept behind a batch of this number, with what the processes had recorded until now. Raises
-        MonarchError where pyarrow is missing."""
+        """The batches behind this number, with the rows that the processes have recorded until now. Raises MonarchError
+        where pyarrow is missing."""
         process = self._process
         asked: list[One[None]] = []
         for address in self._recorded():
@@ -50,7 +50,7 @@ class Collector:
             if process.router.send(address, (FLUSH, (process.address, port, 0)), EMPTY):
                 asked.append(answer)
         for answer in asked:
-            with suppress(TimeoutError, SupervisionError):  # it is stuck, or has ended: the rest is there
+            with suppress(TimeoutError, SupervisionError):  # it is stuck, or has ended: the other rows are there
                 answer.future.get(_SECONDS)
         if self._lacks is not None:
             raise self._lacks
@@ -58,7 +58,7 @@ class Collector:
         return (after, {}) if kept is None else kept.read(after)
 
     def close(self) -> None:
-        """Forget what is kept here for a program on another host. Idempotent."""
+        """Drop the rows kept here for a program on another host. Idempotent."""
         kept, self._kept = self._kept, None
         if kept is not None:
             kept.close()
@@ -109,7 +109,7 @@ def start(bounds: Bounds) -> None:
 
 
 def stop() -> None:
-    """Record nothing more, and forget what is kept. Idempotent."""
+    """Record nothing more, and drop all rows. Idempotent."""
     global _of_program
     recording.stop()
     if _of_program is not None:
@@ -118,8 +118,8 @@ def stop() -> None:
 
 
 def gather(after: Mapping[str, int]) -> dict[str, Read]:
-    """What the hosts keep, by the address of their agents ("" for the program's), behind the batches of these numbers.
-    A host that does not answer in time is left out. Raises MonarchError where telemetry is off."""
+    """The rows of the hosts, by the address of their agents ("" for the program's), behind the batches of these
+    numbers. A host that does not answer in time is left out. Raises MonarchError where telemetry is off."""
     if _of_program is None or recording.current is None:
         raise MonarchError("telemetry is off", hint="monarch.telemetry.start() records from then on.")
     process: Any = current.started()

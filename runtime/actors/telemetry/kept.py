@@ -1,4 +1,4 @@
-"""What a host keeps of telemetry: each table as a ring of Arrow batches, the oldest of which go first.
+"""A host's store of telemetry: each table as a ring of Arrow batches, the oldest of which go first.
 
 A thread turns rows into batches, so that whoever receives them goes on at once. Batches have numbers that rise, by
 which a reader asks for what is new.
@@ -27,7 +27,7 @@ from monarch.runtime.future import Future
 ROWS = 1024
 """So many rows make a batch, unless somebody reads before."""
 _OVERHEAD = 4096
-"""About what a batch takes besides its values, in bytes."""
+"""About the bytes of a batch besides its values."""
 
 Read = tuple[int, Mapping[str, bytes]]
 """The number of the newest batch, and by table the batches as an Arrow IPC stream."""
@@ -68,13 +68,13 @@ class HostTables:
         self._work.put(lambda: self._add(where, read()))
 
     def read(self, after: int = 0) -> Read:
-        """What was added so far and not dropped since, in the batches behind number `after`. Waits for that."""
+        """The rows added so far and not dropped since, in the batches behind number `after`. Waits for them."""
         found: Future[Read] = Future.pending()
         self._work.put(lambda: found.resolve(partial(self._read, after)))
         return found.get()
 
     def close(self) -> None:
-        """End the thread, behind what was asked before."""
+        """End the thread, after its former tasks."""
         self._work.put(None)
 
     # -- in the thread -------------------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ class HostTables:
                 self._seal(table)
 
     def _seal(self, table: str) -> None:
-        """Make a batch of the rows that wait for more, and drop what is too old or too much."""
+        """Make a batch of the rows that wait for more, and drop batches that are too old or too many."""
         rows, self._open[table] = self._open[table], []
         ring = self._rings[table]
         if rows:

@@ -16,7 +16,7 @@ Attributes = Mapping[str, str | bool | int | float]
 
 
 class Instrument:
-    """What an instrument is called, and what it counts in."""
+    """The name of an instrument, and its unit."""
 
     kind = ""
 
@@ -93,6 +93,6 @@ _METER = Meter()
 
 
 def get_meter() -> Meter:
-    """What makes instruments: `get_meter().create_counter("requests").add(1)`. Numbers are rows of the table `metrics`
-    of `monarch.telemetry`; where that is off, they go nowhere."""
+    """Makes instruments: `get_meter().create_counter("requests").add(1)`. Numbers are rows of the table `metrics` of
+    `monarch.telemetry`; where that is off, they go nowhere."""
     return _METER

@@ -1,4 +1,4 @@
-"""What a process records: its events as rows of `tables`, handed on twice a second.
+"""Recording in a process: its events as rows of `tables`, handed on twice a second.
 
 An event costs the thread in which it happens one append; a thread of its own hands the rows on. Between two turns a
 table takes `MOST` rows at most; of more than these the newest are recorded.
@@ -38,7 +38,7 @@ _SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a host keeps: so many bytes at most, of the last so many seconds (0: however old)."""
+    """The bound of a host's store: so many bytes at most, of the last so many seconds (0: however old)."""
 
     memory: int
     seconds: float
@@ -78,7 +78,7 @@ class Recording:
         self.flush()
 
     def flush(self) -> None:
-        """Hand on what has been recorded so far."""
+        """Hand on all rows so far."""
         with self._flushing:
             rows = {name: [each.popleft() for _ in range(len(each))] for name, each in self._rows.items() if each}
             if rows:
@@ -153,7 +153,7 @@ class Recording:
 
 
 current: Recording | None = None
-"""What this process records, if it does."""
+"""This process's recorder, if it records."""
 
 
 def start(bounds: Bounds, give: Callable[[Rows], object]) -> Recording:
@@ -173,7 +173,7 @@ def stop() -> None:
 
 
 def bounds() -> Bounds | None:
-    """What processes that are spawned from here are to record, if anything."""
+    """The setting for processes that are spawned from here, if they are to record."""
     return None if current is None else current.bounds
 
 

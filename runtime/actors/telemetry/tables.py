@@ -1,4 +1,4 @@
-"""The tables of telemetry, and their columns with Arrow's types. `docs/guide/telemetry.md` says what is in them."""
+"""The tables of telemetry, and their columns with Arrow's types. `docs/guide/telemetry.md` describes them."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class OneSidedOp:
 
     `address`, `key`  the local memory; `key` is None where its bytes are copied when they are sent
     `word`            the signal's region, the word's byte there, and its value
-    `awaited`         `awaited` whether a thread waits for the end
-    `data`            `data` the transport's own
+    `awaited`         whether a thread waits for the end
+    `data`            the transport's own
     """
 
     reach: RemoteRegion

@@ -2,7 +2,7 @@
 
 - Generated kernels, and the templates that were chosen for calls, are the machine code that the plan carries, in its
   first variant.
-- - Ops that make tensors from nothing make them on the device.
+- Ops that make tensors from nothing make them on the device.
 - A call of attention that no template takes is computed in parts. It stands in the graph as the op that ATen has for
   CPUs, whatever the target.
 
