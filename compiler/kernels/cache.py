@@ -1,4 +1,4 @@
-"""The folders in which built kernels and plans lie: what is there is run, so nobody else may have written it."""
+"""The folders of built kernels and plans: their files are run, so only the user may have written them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def private_folder(folder: Path | str = "kernels") -> Path:
 
 
 def is_ours(path: Path) -> bool:
-    """Whether a built object is there, a plain file that only the user can have written."""
+    """Whether a built object exists, a plain file that only the user can have written."""
     try:
         about = os.lstat(path)
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def is_ours(path: Path) -> bool:
 
 
 def is_there(path: Path) -> bool:
-    """Whether a built object is there; it is kept for another while."""
+    """Whether a built object exists; it is kept for another while."""
     if not is_ours(path):
         return False
     try:
@@ -60,8 +60,8 @@ def is_there(path: Path) -> bool:
 
 
 def keep(made: Path, target: Path) -> None:
-    """Let a built object appear under its name, all at once, with its digest behind it: what is cut short or was put
-    there by another is then told from it (`is_whole`). A loader reads no further than the object itself."""
+    """Let a built object appear under its name, all at once, with its digest behind it: a truncated or foreign file is
+    then told from it (`is_whole`). A loader reads no further than the object itself."""
     with open(made, "r+b") as file:
         digest = _digest(target, file.read())
         file.write(digest)
@@ -71,7 +71,7 @@ def keep(made: Path, target: Path) -> None:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a file that `is_ours` is an object as `keep` left it, under the name that it was given."""
+    """Whether a file that `is_ours` is an object as `keep` wrote it, under its name."""
     data = path.read_bytes()
     return _digest(path, data[:-_DIGEST]) == data[-_DIGEST:]
 
@@ -81,7 +81,7 @@ def _digest(path: Path, data: bytes) -> bytes:
 
 
 def forget(folder: Path) -> None:
-    """Delete what was not asked for in a long time."""
+    """Delete the objects that no process has asked for in a long time."""
     oldest = time.time() - settings.cache_keep
     for entry in (*folder.glob("*.so"), *folder.glob("*.gpu")):
         with contextlib.suppress(FileNotFoundError):  # another process was faster

@@ -1,6 +1,6 @@
 """Which ops become one kernel.
 
-A group starts as one op. It takes in the groups of its operands, and then groups that read what it reads, as long as
+A group starts as one op. It takes in the groups of its operands, and then groups that read the same values, as long as
 three things hold: the group can be lowered (`compiler.kernels.lower` decides, by doing it), the graph of groups stays
 without cycles, and less memory moves than before. Views and constants are in no group: kernels look through them, and
 those that nobody else needs disappear.
@@ -36,7 +36,7 @@ from monarch.compiler.types import VARYING, Layout, TensorType
 
 _CPU = MACHINES["cpu"]
 OVERHEAD = round(_CPU.start * _CPU.memory)
-"""What starting an op costs, as the bytes that could be moved in that time. Groups are a CPU's for every target."""
+"""The cost of starting an op, as the bytes that could be moved in that time. Groups are a CPU's for every target."""
 
 WORTHWHILE = 4 * 1024 * 1024
 """A program's ops are made kernels if at least so many bytes fewer move in a step, which takes about 0.4 ms: a kernel
@@ -189,7 +189,7 @@ class _Fusion:
         return {node for node in before if is_border(node)}
 
     def readers_of(self, node: fx.Node) -> Iterator[fx.Node]:
-        """Who reads a value, one of several results, or a view of it."""
+        """The readers of a value, of one of several results, or of a view of it."""
         for user in node.users:
             if user.target is operator.getitem or is_transparent(self.keys[user]):
                 yield from self.readers_of(user)
@@ -265,7 +265,7 @@ class _Fusion:
         return sorted(one_tensor, key=lambda node: (-self.tensors[node].nbytes, self.order[node]))
 
     def try_merge(self, one: _Unit, two: _Unit, least: float) -> None:
-        """Make one unit of two, if that can be and spares at least such a part of what it moves."""
+        """Make one unit of two, if that can be and spares at least such a part of the bytes that it moves."""
         if one is two or one.lowered is None or two.lowered is None or one.region != two.region:
             return
         if not _alike(one.spaces, two.spaces, self.context.sums) or self.makes_cycle(one, two):
@@ -345,7 +345,7 @@ class _Fusion:
     # -- kernels -----------------------------------------------------------------------------------------------------
 
     def kernels(self, singles: bool) -> list[_Found]:
-        """What is worth a kernel."""
+        """Which units are worth a kernel."""
         units = [unit for unit in self.units.values() if unit.lowered is not None]
         chosen = {node: unit for unit in units if singles or self.is_worth_it(unit) for node in unit.nodes}
 
@@ -393,8 +393,8 @@ class _Fusion:
 
 
 def _places(graph: Graph) -> dict[str, fx.Node]:
-    """A value with the worker's position along each mesh dim on which random numbers, or lookups in a block, depend:
-    what a kernel of them reads. Where none does, it is not in the new graph."""
+    """A value with the worker's position along each mesh dim on which random numbers, or lookups in a block, depend: a
+    kernel of them reads it. Where none does, it is not in the new graph."""
     names = {
         name for node in graph.calls if node.target is ops.random for nested in args_of(node)[6] for name in nested
     }
@@ -470,7 +470,7 @@ def alone(node: fx.Node, context: LoweringContext) -> FusedKernel | None:
 
 
 def _name(nodes: Iterable[fx.Node]) -> str:
-    """What a kernel does, for people: its ops, in order."""
+    """The ops of a kernel for people, in order."""
     packets = (node.meta.get("part_of", key_of(node)).split("#")[0].rsplit(".", 1)[-1].strip("_") for node in nodes)
     return "_".join(dict.fromkeys(packets))[:60].strip("_")
 
@@ -484,13 +484,14 @@ def is_heavy(node: fx.Node, key: str) -> bool:
 
 
 def rewritten(graph: Graph, made: Sequence[FusedKernel]) -> Graph:
-    """The graph with kernels instead of their ops, each where its last op stood, and without what nobody needs now."""
+    """The graph with kernels instead of their ops, each in the place of its last op, and without nodes that nothing
+    needs now."""
     kernel_of = {node: each for each in made for node in each.nodes}
     order = {node: at for at, node in enumerate(graph.fx.nodes)}
     last = {id(each): max(order[node] for node in each.nodes) for each in made}
     output = graph.fx.output_node()
     reads: dict[int, list[fx.Node]] = {}
-    """What each node or kernel reads, by its place in the order: that of its last op for a kernel."""
+    """The operands of each node or kernel, by its place in the order: that of its last op for a kernel."""
     items: dict[int, fx.Node | FusedKernel] = {}
     pending = [output, *graph.placeholders, *(call for call in graph.calls if ops.acts(call.target))]
     while pending:

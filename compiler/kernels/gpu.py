@@ -1,4 +1,4 @@
-"""What only plans for GPUs go through. The pipeline loads this module by name when it compiles one: the Triton emitter
+"""The passes of plans for GPUs alone. The pipeline loads this module by name when it compiles one: the Triton emitter
 takes as long to load as a small program takes to compile."""
 
 from monarch.compiler.kernels.products import FuseProducts

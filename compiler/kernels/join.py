@@ -53,8 +53,8 @@ class JoinKernels(Pass):
 
 @dataclass
 class _Stretch:
-    """What stands between two ops that no kernel is joined across. Kernels that are one from now on are a shelf, and
-    have one number."""
+    """The calls between two ops that no kernel is joined across. Kernels that are one from now on are a shelf, and have
+    one number."""
 
     shelves: list[list[fx.Node]] = field(default_factory=list)
     shapes: dict[object, list[int]] = field(default_factory=dict)
@@ -146,7 +146,7 @@ def _join(graph: Graph, shelf: Sequence[fx.Node], at: dict[fx.Node, float]) -> N
         tuple(nests),
         any(each.sized for each in kernels),
     )
-    if settings.verify:  # each was checked when it was read, and workers check what they are sent
+    if settings.verify:  # each was checked when it was read, and workers check their plans
         check_kernel(kernel)
     joined.args = (reads, print_checked(kernel), over)
     joined.meta["type"] = tuple(types)
@@ -161,7 +161,7 @@ _SHAPES: Memo[tuple[object, ...]] = Memo(1024)
 
 
 def _shape_of(text: str, nest: Nest) -> tuple[object, ...]:
-    """What nests have in common that do the same to other tensors: all but sizes, strides and which buffers. `text` is
+    """The common part of nests that do the same to other tensors: all but sizes, strides and which buffers. `text` is
     that of the kernel whose nest it is."""
     if (known := _SHAPES.get(text)) is not None:
         return known

@@ -1,4 +1,4 @@
-"""Matrix products that take in what is computed from them, and casts and scales of their factors, for GPUs.
+"""Matrix products that take in the ops on their results, and casts and scales of their factors, for GPUs.
 
 A product becomes a nest of the loop IR like any other, with a sum over the inner dim; whatever pointwise kernel reads
 its result goes on from that sum, element by element, so an epilogue is any chain of ops that a kernel can have, and not
@@ -51,9 +51,9 @@ aten = torch.ops.aten
 _PRODUCTS = {aten.mm.default: 0, aten.bmm.default: 0, aten.addmm.default: 1}
 """The products that can be nests, and the place of the first factor among their arguments."""
 _ATTENTION = "attention"
-"""What the names of ATen's composite ops of products have in them."""
+"""Parts of the names of ATen's composite ops of products."""
 _CHEAP = frozenset(("cast", "add", "sub", "mul"))
-"""What a factor's kernel may compute: it is done again for each column of tiles, or each row."""
+"""The ops that a factor's kernel may compute: it runs again for each column of tiles, or each row."""
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -67,9 +67,8 @@ class FuseProducts(Pass):
 
     The product's own value is stored beside the others where somebody else reads it, which has to be later: no op is
     moved before another. Nor is a product moved past another one, for its factors would have to be kept as long. A
-    cast, a sum or a product that makes a factor goes in front in the same way. The context's `templates` is "auto"
-    (what is estimated to take least, of all these and ATen's product with kernels beside it), "all" that can be, or
-    "off".
+    cast, a sum or a product that makes a factor goes in front in the same way. The context's `templates` is "auto" (the
+    least estimated time, of all these and ATen's product with kernels beside it), "all" that can be, or "off".
     """
 
     name = "fuse-products"
@@ -83,8 +82,8 @@ class FuseProducts(Pass):
 
 @dataclass(frozen=True)
 class _Product:
-    """An op that is a matrix product: its factors, [batch,] rows, inner and [batch,] inner, columns, and what it
-    adds."""
+    """An op that is a matrix product: its factors, [batch,] rows, inner and [batch,] inner, columns, and its
+    summand."""
 
     node: fx.Node
     left: fx.Node
@@ -94,7 +93,7 @@ class _Product:
 
 @dataclass(frozen=True)
 class _Before:
-    """What makes a factor: a kernel of one nest whose loops, cut into parts of `sizes`, run along the factor's dims
+    """The kernel that makes a factor: one nest whose loops, cut into parts of `sizes`, run along the factor's dims
     `along`."""
 
     made: FusedKernel
@@ -115,7 +114,7 @@ class _Products:
         fused = (each for node in graph.calls for each in provenance(node).fused)
         unfused = next((each.graph for each in fused), graph.fx)
         self.before = {node.name: node for node in unfused.nodes}
-        """The nodes of the graph before fusion, by name: what kernels stand for is of one graph."""
+        """The nodes of the graph before fusion, by name: kernels stand for nodes of one graph."""
 
     def run(self) -> list[FusedKernel]:
         found = []
@@ -155,7 +154,7 @@ class _Products:
         return at < len(self.heavy) and self.heavy[at] < self.order[last]
 
     def readers(self, value: fx.Node) -> Iterator[fx.Node]:
-        """Who reads a value, through whatever views."""
+        """The readers of a value, through any views."""
         for user in value.users:
             if is_transparent(key_of(user)):
                 yield from self.readers(user)
@@ -184,7 +183,7 @@ class _Products:
         return None if made is None or value not in made.inputs else made
 
     def made_by(self, factor: fx.Node) -> _Before | None:
-        """What makes a factor, behind views, for nobody else: a kernel of a few sums, products and casts."""
+        """The kernel that makes a factor, behind views, for no other reader: of a few sums, products and casts."""
         base = factor
         while is_transparent(key_of(base)) and base.all_input_nodes:
             base = base.all_input_nodes[0]
@@ -204,7 +203,8 @@ class _Products:
     def best(
         self, product: _Product, after: FusedKernel | None, before: Mapping[fx.Node, _Before]
     ) -> FusedKernel | None:
-        """The kernel that is estimated to take least, together with what it leaves out; None where all apart does."""
+        """The kernel with the least estimated time, together with the ops that it leaves out; None where all apart take
+        less."""
         behind = 0.0 if after is None else self.pointwise(after.kernel)
         fronts = {factor: self.pointwise(each.made.kernel) for factor, each in before.items()}
         library = self.library(product)
@@ -240,7 +240,7 @@ class _Products:
     def together(
         self, product: _Product, after: FusedKernel | None, before: Mapping[fx.Node, _Before]
     ) -> tuple[FusedKernel, Tiles, float] | None:
-        """A product with what stands before and after it, and the fastest tiles of it, with their estimate."""
+        """A product with the kernels before and after it, and the fastest tiles of it, with their estimate."""
         kept = after is not None and any(reader not in after.nodes for reader in self.readers(product.node))
         reader = after or _itself(product.node, self.tensors)
         joined = _Joining(self.tensors, product, reader, before, self.rounding, kept).run()
@@ -353,7 +353,7 @@ class _Joining:
         return FusedKernel(made, self.inputs, self.outputs, nodes, stands_for)
 
     def multiplied(self) -> tuple[int, int]:
-        """The sums in f32, with what is added to them, and the product's value, rounded to its dtype."""
+        """The sums in f32, with their summands, and the product's value, rounded to its dtype."""
         product, result = self.product, self.tensors[self.product.node]
         factors = self.factor(product.left, -1), self.factor(product.right, -2)
         products = self.add(Op("mul", factors, torch.float32))
@@ -434,7 +434,7 @@ def _only_index(nest: Nest, buffer: int) -> Index | None:
 
 
 def _dims_along(nest: Nest, factor: Buffer) -> tuple[list[tuple[int, ...]], list[int]] | None:
-    """The loops of a nest cut so that each part runs along one dim of a factor that is a view of what it stores: the
+    """The loops of a nest cut so that each part runs along one dim of a factor that is a view of the nest's result: the
     sizes of the parts, and the dim of each, -1 for a part of one step. None where the two do not fit so."""
     stores = [statement.index for statement in nest.body if isinstance(statement, Store)]
     if any(isinstance(statement, Load) and statement.gather >= 0 for statement in nest.body):

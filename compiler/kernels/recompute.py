@@ -1,4 +1,4 @@
-"""What kernels compute again, from a tensor that is there anyway, instead of storing it for each other.
+"""Values that kernels compute again, from a tensor that exists anyway, instead of storing them for each other.
 
 A value that is made of one stored tensor by a little arithmetic with a number for each row (the logarithm of a softmax:
 `x - max - log(sum)`) need not be stored itself: a reader in another kernel reads that tensor and the rows' numbers.
@@ -29,10 +29,10 @@ CHEAP = {
         *(("neg", "default"), ("_to_copy", "default"), ("masked_fill", "Scalar")),
     )
 }
-"""Ops that cost less than to move what they give."""
+"""Ops that cost less than to move their results."""
 
 ROW = 8
-"""How many times smaller what is stored beside the tensor must be."""
+"""How many times smaller than the tensor the other stored values must be."""
 
 AGAIN = "again"
 """In the meta of a node: it is to be computed where its one reader is."""
@@ -43,8 +43,8 @@ NONE, MEAN = 0, 1
 
 def compute_again(graph: Graph) -> set[fx.Node]:
     """Rewrite a partitioned graph so that kernels can leave values out that are cheap to compute again, and give the
-    nodes that it has more than before: those that stand for no op of the program's. What is computed again is marked
-    AGAIN.
+    nodes that it has more than before: those that stand for no op of the program's. Nodes that are computed again are
+    marked AGAIN.
 
         %l = aten._log_softmax(%x, 1, false)      : f32[64, 256]
         -->
@@ -71,7 +71,7 @@ class _Rewrite:
     graph: Graph
     places: dict[fx.Node, _Place] = field(default_factory=dict)
     instead: set[fx.Node] = field(default_factory=set)
-    """What an op became that was taken apart, or moved."""
+    """The nodes that stand for an op which was taken apart, or moved."""
 
     def run(self) -> set[fx.Node]:
         there = set(self.graph.fx.nodes)
@@ -90,7 +90,7 @@ class _Rewrite:
                 self.move(node, readers, node in there or node in self.instead)
         return set(self.graph.fx.nodes) - there - self.instead
 
-    # -- what is computed again --------------------------------------------------------------------------------------
+    # -- values that are computed again -----------------------------------------------------------------------------
 
     def find_places(self) -> dict[fx.Node, _Place]:
         found, before = {}, 0
@@ -103,7 +103,7 @@ class _Rewrite:
         return node.target is operator.getitem or is_lowered(key_of(node))
 
     def readers(self, node: fx.Node) -> Iterator[list[fx.Node]]:
-        """Who reads a value, each as the views through which it does and itself at the end."""
+        """The readers of a value, each as the views through which it reads and itself at the end."""
         for user in node.users:
             if user.op == "call_function" and is_transparent(key_of(user)):
                 for path in self.readers(user):
@@ -167,7 +167,7 @@ class _Rewrite:
         self.places[copy] = self.places[reader]
         return copy
 
-    # -- what is taken apart -----------------------------------------------------------------------------------------
+    # -- ops that are taken apart -------------------------------------------------------------------------------------
 
     def is_plain_loss(self, node: fx.Node) -> bool:
         scores, target, weight = arguments(node, "self", "target", "weight")
@@ -245,12 +245,12 @@ class _Rewrite:
 
 
 def _asks_for_shape(node: fx.Node) -> bool:
-    """Whether an op's result does not depend on the values of the scores that it is given."""
+    """Whether an op's result does not depend on the values of its scores."""
     return node.target is aten.nll_loss_backward.default
 
 
 def _hand_on(node: fx.Node, made: fx.Node) -> None:
-    """What sentences say of a value holds for the one that takes its place."""
+    """Facts in comments about a value hold for the one that takes its place."""
     made.meta.update(
         {name: node.meta[name] for name in ("key", "stands_for", "named", "decisions", SIZED) if name in node.meta}
     )

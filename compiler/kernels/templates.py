@@ -1,7 +1,7 @@
-"""Kernels written by hand that run whole ops of ATen's in plans for GPUs: who has them.
+"""The registry of kernels written by hand that run whole ops of ATen's in plans for GPUs.
 
-The library does (`monarch.stdlib.kernels.calls`), which the compiler does not know: `monarch` says so on import, before
-torch is loaded, so this module loads nothing.
+The library has them (`monarch.stdlib.kernels.calls`), which the compiler does not know: `monarch` registers it on
+import, before torch is loaded, so this module loads nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class TemplateLaunch(Protocol):
 
     @property
     def fingerprint(self) -> str:
-        """A hash over all that its machine code and its grid depend on: that text and what it calls, the tiles, and the
+        """A hash over all that its machine code and its grid depend on: that text and its callees, the tiles, and the
         arguments but the tensors."""
 
 
@@ -77,7 +77,7 @@ _load: Load | None = None
 
 
 def set_templates(load: Load) -> None:
-    """Say who has templates, by the names of ATen's ops; `monarch` itself does so on import."""
+    """Set the function that loads the templates, by the names of ATen's ops; `monarch` itself does so on import."""
     global _load
     _load = load
 

@@ -1,4 +1,4 @@
-"""What each value of a partitioned graph is on a worker: its local shape, and the strides that ATen gives it."""
+"""Each value of a partitioned graph, as it is on a worker: its local shape, and the strides that ATen gives it."""
 
 from __future__ import annotations
 

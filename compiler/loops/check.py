@@ -29,8 +29,8 @@ _MOST_ELEMENTS = 1 << 48
 
 
 def check_kernel(kernel: Kernel) -> None:
-    """Raise KernelError unless every statement is well typed, every address lies within its buffer, and every element
-    of every output is stored exactly once."""
+    """Raise KernelError unless every statement is well typed, every address is within its buffer, and every element of
+    every output is stored exactly once."""
     _Check(kernel).run()
 
 

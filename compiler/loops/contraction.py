@@ -36,7 +36,7 @@ class Contraction:
 
 
 def contraction(nest: Nest) -> Contraction | None:
-    """What is multiplied in a nest; None for a nest that is no matrix product, or more than one.
+    """The factors of a nest's product; None for a nest that is no matrix product, or more than one.
 
     Every product is in f32, and every result one element for each row and column. A sum of products may then be taken
     with each product unrounded, as matrix units do.

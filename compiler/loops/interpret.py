@@ -1,4 +1,4 @@
-"""What a kernel computes, by torch's own ops: the ground truth for emitters; the reference executor runs it too."""
+"""Running a kernel by torch's own ops: the ground truth for emitters; the reference executor runs it too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop IR: what a generated kernel computes, as data that can be checked, printed and run.
+"""The loop IR: a generated kernel as data that can be checked, printed and run.
 
 A `Kernel` has input and output buffers and some `Nest`s, which are independent of each other. A nest is a set of nested
 loops, `dims`, around straight-line code: `body[i]` defines value i. The last `reduced` dims are those that its
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     import torch
 
 MOST_STATEMENTS = 100_000
-"""In one kernel: a bound for what a file may ask of a compiler."""
+"""In one kernel: a bound on the work that a file may ask of a compiler."""
 
 
 class KernelError(MonarchError):
@@ -245,8 +245,8 @@ def _moving(index: Index, dims: tuple[int, ...]) -> frozenset[int]:
 @dataclass(frozen=True)
 class Kernel:
     """Buffers are numbered: the inputs, then the outputs. Outputs are fresh memory of their own, every element of which
-    is stored once, except where the caller passes an input's memory for one (see `may_overwrite`). What is generated
-    for a kernel that is `sized` takes its sizes as arguments, and serves all kernels that differ in nothing else."""
+    is stored once, except where the caller passes an input's memory for one (see `may_overwrite`). The code of a kernel
+    that is `sized` takes its sizes as arguments, and serves all kernels that differ in nothing else."""
 
     name: str
     inputs: tuple[Buffer, ...]
@@ -270,7 +270,7 @@ class Kernel:
 
     @cached_property
     def read_beside(self) -> tuple[tuple[int, ...], ...]:
-        """For each output the inputs that the nests which store it read: in memory of others it cannot lie."""
+        """For each output the inputs that the nests which store it read: it cannot take the memory of others."""
         read: list[set[int]] = [set() for _ in self.nests]
         storing: list[list[int]] = [[] for _ in self.outputs]
         for buffer, accesses in self.accesses.items():
@@ -308,10 +308,10 @@ def _dtypes(kernel: Kernel, nest: Nest) -> Iterator[torch.dtype | None]:
 
 
 def may_overwrite(kernel: Kernel, output: int, operand: int) -> bool:
-    """Whether output number `output` may lie in the memory of input number `operand`: the same dtype, shape and
-    strides, and every element is read, before it is written, only where it is written.
+    """Whether output number `output` may take the memory of input number `operand`: the same dtype, shape and strides,
+    and every element is read, before it is written, only where it is written.
 
-    The caller also has to know that no other operand shares that memory, and that nobody reads it afterwards.
+    The caller also has to know that no other operand shares that memory, and that no op reads it afterwards.
     """
     if kernel.inputs[operand] != kernel.outputs[output]:
         return False

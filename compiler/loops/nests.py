@@ -1,4 +1,4 @@
-"""Equal forms of a nest: without what nobody needs, over fewer dims, and over dims in another order.
+"""Equal forms of a nest: without unused statements, over fewer dims, and over dims in another order.
 
 nest [64, 1, 256] { %0 = load a0 [256, 0, 1]  ... }    ->    nest [16384] { %0 = load a0 [1]  ... }
 """
@@ -45,7 +45,7 @@ MOST_ROWS = 128
 """Of a piece of a sum over kept dims, as long as there are no more than MOST_PIECES: one after the other they are added
 to elements that stay in a cache."""
 LEAST_ROWS = 16
-"""Of a piece: for fewer, what the pieces leave would be much to put together."""
+"""Of a piece: with fewer elements, putting the pieces together would cost much."""
 ENOUGH_PIECES = 16
 """For threads to share."""
 MOST_PIECES = 256
@@ -107,7 +107,7 @@ def over(nest: Nest, dims: Sequence[Sequence[int]]) -> Nest:
 def joined(nest: Nest, order: Sequence[int], used: Collection[int] | None = None) -> Nest:
     """The nest over the dims in `order` (kept ones first; the others have size 1), each as one with the dim outside of
     it where every index runs on from one to the next, and nothing asks for a position along them. Only the statements
-    `used` are looked at, if that is given."""
+    `used` count, by default all."""
     body = nest.body if used is None else [nest.body[number] for number in sorted(used)]
     positions = {statement.dim for statement in body if isinstance(statement, Position)}
     strides = [statement.index.strides for statement in body if isinstance(statement, Load | Store)]

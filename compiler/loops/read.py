@@ -45,8 +45,8 @@ _LIST = re.compile(r"\d{1,18}(?:, \d{1,18})*", re.ASCII)
 
 
 class Reader:
-    """Reads a kernel's text, whose dtypes are what `dtypes` has for their names: without torch, as long as these are.
-    Raises KernelError where it is none; what the kernel computes is not checked (`check_kernel`)."""
+    """Reads a kernel's text, whose dtypes are those of `dtypes` by their names: without torch, as long as these are.
+    Raises KernelError where it is none; `check_kernel` checks its meaning."""
 
     def __init__(self, text: str, dtypes: Mapping[str, Any]) -> None:
         if len(text) > MOST_CHARACTERS:

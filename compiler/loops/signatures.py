@@ -10,7 +10,7 @@ from monarch.compiler.types import DTYPE_NAMES
 
 FLOATS = (torch.float32, torch.float64)
 DTYPES = tuple(dtype for dtype in DTYPE_NAMES if not dtype.is_complex)
-"""What a buffer may be of."""
+"""The dtypes of a buffer."""
 INTS = (torch.int32, torch.int64)
 BOOL = torch.bool
 ARITHMETIC = (*FLOATS, *INTS, BOOL)

@@ -23,7 +23,7 @@ from monarch.compiler.types import DTYPE_NAMES, DTYPES
 
 
 def print_kernel(kernel: Kernel, *, lines: bool = True) -> str:
-    """The kernel as text; without its source lines where `lines` is false, which then says only what it computes."""
+    """The kernel as text; without its source lines where `lines` is false: then the text is the computation alone."""
     inputs = ", ".join(f"a{i}: {_buffer(buffer)}" for i, buffer in enumerate(kernel.inputs))
     outputs = ", ".join(f"b{i}: {_buffer(buffer)}" for i, buffer in enumerate(kernel.outputs))
     text = [f"{'sized ' if kernel.sized else ''}kernel {kernel.name}({inputs}) -> ({outputs})"]

@@ -36,7 +36,7 @@ the step cannot be run again for it. The sum travels with gradients, and one wor
 
 @dataclass
 class Choice:
-    """What was chosen for one mesh dim: an alternative for every op; `exact` says whether no cheaper choice exists.
+    """The choice for one mesh dim: an alternative for every op; `exact` says whether no cheaper choice exists.
 
     `extra`  where it was asked for: each op's alternatives, and how much more the best whole program costs with each
              (see `margins`)
@@ -48,8 +48,7 @@ class Choice:
 
 
 def choose(options: Options, *, extra: bool = False) -> Choice:
-    """The cheapest combination of alternatives. See Options for which there are, `cost` for what they cost. Raises
-    Unsteady (`steady.py`)."""
+    """The cheapest combination of alternatives. Options has them, `cost` their costs. Raises Unsteady (`steady.py`)."""
     graph = options.graph
     network = CostNetwork(keep=extra)
     variables: dict[fx.Node, int] = {}
@@ -102,7 +101,7 @@ def choose(options: Options, *, extra: bool = False) -> Choice:
 
 @dataclass
 class _Alike:
-    """Alternatives and costs of calls, worked out once for those that are alike. What it gives is shared, and not to be
+    """Alternatives and costs of calls, worked out once for those that are alike. Its results are shared, and not to be
     changed. Keys name lists by their id: `choose` keeps all of them to its end."""
 
     options: Options
@@ -181,7 +180,7 @@ def _compute_cost(options: Options, node: fx.Node) -> float:
 
 
 def _own_costs(options: Options, node: fx.Node, alternatives: list[Alternative], whole: float) -> list[float]:
-    """What each alternative costs, where all of the op would cost one worker `whole`."""
+    """The cost of each alternative, where all of the op would cost one worker `whole`."""
     rule = options.rules.get(node)
     costs = []
     for alternative in alternatives:
@@ -213,7 +212,7 @@ def _from_placeholder(options: Options, node: fx.Node, placeholder: fx.Node, str
 def _with_update(
     options: Options, state: TensorType | None, node: fx.Node, alternatives: list[Alternative], own: list[float]
 ) -> list[float]:
-    """Costs with what it takes to leave the value where the `state` that it replaces lies (None: it is new)."""
+    """Costs with that of leaving the value in the layout of the `state` that it replaces (None: it is new)."""
     if state is None:
         return [c + (PENDING_STATE if is_partial(a.after) else 0.0) for c, a in zip(own, alternatives, strict=True)]
     target = state.layout.placement(options.mesh_dim)

@@ -1,8 +1,8 @@
-"""What an alternative costs, on the machine `BALANCED`: the unit is the time in which a worker sends one byte.
+"""The cost of an alternative, on the machine `BALANCED`: the unit is the time in which a worker sends one byte.
 
-Only ratios matter. They and the weights below are chosen so that what the user's layouts say is followed first: compute
-that is done once on every worker although it could be divided costs much, state (parameters) that is gathered costs
-little, for it can be fetched ahead, while a sharded activation stays where it is.
+Only ratios matter. They and the weights below are chosen so that the user's layouts are followed first: compute that is
+done once on every worker although it could be divided costs much, state (parameters) that is gathered costs little, for
+it can be fetched ahead, while a sharded activation stays where it is.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def reshard_cost(source: Placement, target: Placement, nbytes: float, k: int) ->
 
 
 def compute_cost(node: fx.Node, operands: Sequence[tuple[int, ...]], results: Sequence[tuple[int, ...]]) -> float:
-    """What one worker spends on the whole op, from its local shapes."""
+    """One worker's cost of the whole op, from its local shapes."""
     packet = getattr(node.target, "overloadpacket", node.target)
     if is_view(node.target):
         return 0.0

@@ -1,4 +1,4 @@
-"""Write down, at each value, what was chosen for a mesh dim and why: what a report says of it."""
+"""Write down, at each value, the choice for a mesh dim and its reasons, for a report."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ def mark_keys(graph: Graph) -> None:
 
 
 def decide(options: Options, choice: Choice) -> None:
-    """Append what was chosen for one mesh dim to the decisions of each value that the program has (not to those that
-    the compiler added)."""
+    """Append the choice for one mesh dim to the decisions of each value that the program has (not to those that the
+    compiler added)."""
     mark_keys(options.graph)
     decider = _Decider(options, choice)
     for node in options.graph.fx.nodes:
@@ -223,7 +223,7 @@ class _Decider:
     # -- alternatives ----------------------------------------------------------------------------------------------
 
     def alternatives(self, node: fx.Node, chosen: Alternative) -> tuple[Reported, ...]:
-        """The chosen one, then the others by what they would cost. An impossible one is none."""
+        """The chosen one, then the others by their costs. An impossible one is none."""
         least: dict[str, float] = {}
         for alternative, extra in self.choice.extra[node]:
             if alternative is not chosen and extra != float("inf"):
@@ -271,7 +271,7 @@ def _key(node: fx.Node) -> object:
 
 
 def _origin(node: fx.Node) -> fx.Node:
-    """The program's own value behind what the compiler made of it for another mesh dim."""
+    """The program's own value behind the one that the compiler made of it for another mesh dim."""
     while node.op == "call_function" and "traced" not in node.meta:
         args = args_of(node)
         source = args[0] if args else None

@@ -14,7 +14,7 @@ import numpy as np
 from monarch.compiler.partition.solve import CostNetwork, Table
 
 NOISE = 1e-9
-"""Of the whole cost: what rounding in the sums can make of a difference."""
+"""Of the whole cost: the largest difference that rounding in the sums can make."""
 
 
 def margins(network: CostNetwork, choice: list[int], sizes: list[int]) -> list[list[float]]:
@@ -46,12 +46,12 @@ def margins(network: CostNetwork, choice: list[int], sizes: list[int]) -> list[l
 
 
 def _outside(belief: Table, above: tuple[int, ...], message: Table, scope: tuple[int, ...]) -> Table:
-    """The least cost of all that lies outside a bucket, for each entry of its `scope`: `belief`, over the variables
-    `above`, has the bucket's own `message` in it."""
+    """The least cost outside a bucket, for each entry of its `scope`: `belief`, over the variables `above`, has the
+    bucket's own `message` in it."""
     least = belief.min(axis=tuple(i for i, v in enumerate(above) if v not in scope))
     kept = [v for v in above if v in scope]
     least = least.transpose([kept.index(v) for v in scope])
-    forbidden = np.isinf(message)  # the bucket itself forbids these: what lies outside does not matter
+    forbidden = np.isinf(message)  # the bucket itself forbids these: the cost outside does not matter
     return np.where(forbidden, 0.0, least - np.where(forbidden, 0.0, message))
 
 

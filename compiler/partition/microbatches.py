@@ -1,6 +1,6 @@
 """Equal microbatches of a pipeline's step get equal layouts.
 
-Those between the first and the last do the same to other rows: what is chosen for one of them is chosen for all. So the
+Those between the first and the last do the same to other rows: the choice for one of them is that for all. So the
 search for layouts weighs three microbatches however many there are. The first and the last may differ: the first has no
 gradients to add to, and the last makes those that the optimizer takes.
 """

@@ -67,7 +67,7 @@ class Options:
     edges: dict[fx.Node, Edge] = field(default_factory=dict)
     """For each op with regions."""
     alike: Memo[_Reached] = field(default_factory=lambda: Memo(4096))
-    """What ops reach whose operands can lie alike, as those of equal layers can."""
+    """The reach of ops whose operands can have the same placements, as those of equal layers can."""
     _shapes: dict[fx.Node, Shape | tuple[Shape, ...]] = field(default_factory=dict)
     _nbytes: dict[fx.Node, float] = field(default_factory=dict)
 
@@ -96,9 +96,9 @@ class Options:
 
 @dataclass(frozen=True)
 class _Reached:
-    """What an op can do with what its operands can be given: the strategies of `rule` that it may take, the placements
-    of its results (see `Options.reach`), and the operands, by position, with the dims on which these want them. It is
-    shared by all ops that are alike, and not to be changed."""
+    """The options of an op for the possible placements of its operands: the strategies of `rule` that it may take, the
+    placements of its results (see `Options.reach`), and the operands, by position, with the dims on which these want
+    them. It is shared by all ops that are alike, and not to be changed."""
 
     rule: Rule
     strategies: list[Strategy]
@@ -132,7 +132,7 @@ def find_options(
     """How many dims readers wanted each value on when it was last reached."""
     while True:
         before = sum(map(len, (*wanted.values(), *options.free.values())))
-        moved: set[fx.Node] = set()  # what a value can be given follows from its operands and from what readers want
+        moved: set[fx.Node] = set()  # the placements of a value follow from its operands and from its readers' wants
         for node in graph.calls:
             now = len(wanted.get(node, ())), len(options.free.get(node, ()))
             if asked.get(node) == now and moved.isdisjoint(options.operands[node]):
@@ -218,7 +218,7 @@ def _reach_call(options: Options, node: fx.Node, wanted: dict[fx.Node, set[int]]
 
 
 def _reached(options: Options, node: fx.Node) -> _Reached:
-    """What an op with a rule reaches: worked out once for ops that are alike."""
+    """The reach of an op with a rule: worked out once for ops that are alike."""
     rule, operands = options.rules[node], options.operands[node]
     key = (
         id(rule),

@@ -93,7 +93,8 @@ def drop_constraints(graph: Graph) -> None:
 
 
 def split_state_views(graph: Graph) -> None:
-    """Give the backward pass its own copies of views of state, so that what is gathered forward is not kept for it."""
+    """Give the backward pass its own copies of views of state, so that a gather of the forward pass is not kept for
+    it."""
     for node in reversed(list(graph.calls)):
         if provenance(node).backward or not _views_state(node):
             continue

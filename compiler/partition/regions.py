@@ -1,8 +1,8 @@
-"""How ops with regions partition: each way to place what they take, with what their regions make of it.
+"""How ops with regions partition: each placement of their operands, with the results that follow from their regions.
 
-A region is partitioned like any graph, from the placements in which the op takes its operands. What is carried from one
-round of a loop to the next has one placement throughout, and both branches of a `cond` leave their results alike. A
-predicate is whole, for every worker has to know it; no pending sum crosses the edge of a region.
+A region is partitioned like any graph, from the placements in which the op takes its operands. A value that is carried
+from one round of a loop to the next has one placement throughout, and both branches of a `cond` leave their results
+alike. A predicate is whole, for every worker has to know it; no pending sum crosses the edge of a region.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Partition = Callable[[Graph], Graph]
 
 @dataclass(frozen=True)
 class RegionRule(Rule):
-    """The rule of one call of an op with regions: `ways`, and what each costs (see `cost`)."""
+    """The rule of one call of an op with regions: `ways`, and the cost of each (see `cost`)."""
 
     ways: tuple[tuple[Strategy, float], ...] = ()
 
@@ -49,7 +49,7 @@ class RegionRule(Rule):
 
 
 class Edge:
-    """What crosses the edge of a call's regions over one mesh dim of `size` workers."""
+    """The values that cross the edge of a call's regions over one mesh dim of `size` workers."""
 
     def __init__(self, graph: Graph, node: fx.Node, mesh_dim: str, partition: Partition) -> None:
         self.graph, self.node, self.mesh_dim = graph, node, mesh_dim
@@ -60,7 +60,7 @@ class Edge:
         self.names = names_of(node)
         self._rules: dict[object, RegionRule] = {}
         self._made: dict[object, Graph] = {}
-        """Regions that were partitioned already, by name and by what they take and give."""
+        """Regions that were partitioned already, by name and by their operands' and results' placements."""
 
     @property
     def size(self) -> int:
@@ -109,7 +109,7 @@ class Edge:
         ways: dict[Strategy, float] = {}
         for taken in dict.fromkeys(candidates):
             given, cost = self.tried(taken)
-            factor = "" if all(each is None for each in taken) else REGION  # what its regions shard is the user's
+            factor = "" if all(each is None for each in taken) else REGION  # layouts in its regions are the user's
             ways[Strategy(taken, given, factor)] = cost
         types = self.node.meta["type"]
         return RegionRule(
@@ -133,7 +133,7 @@ class Edge:
     # -- one way -------------------------------------------------------------------------------------------------------
 
     def tried(self, taken: Placements) -> tuple[Placements, float]:
-        """What the call gives where it takes its operands so, and what that costs."""
+        """The call's results where it takes its operands so, and their cost."""
         given = self.agreed(taken)
         made = self.partitioned(taken, given)
         costs = [_cost(region) for region in made.values()]
@@ -218,7 +218,7 @@ def _sharded(placement: Placement) -> int | None:
 
 
 def _cost(region: Graph) -> float:
-    """What a worker spends to run a region once, in the unit of `partition.cost`, for named sizes in the example."""
+    """A worker's cost of running a region once, in the unit of `partition.cost`, for named sizes in the example."""
     total = 0.0
     for node in region.calls:
         if node.target is operator.getitem or node.target in ops.WITH_REGIONS:

@@ -1,4 +1,4 @@
-"""Write down what was chosen: local arguments, and a reshard wherever a value is wanted where it does not lie."""
+"""Write down the choice: local arguments, and a reshard wherever a reader wants a value in another layout."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class _Rewrite:
     def localized(
         self, node: fx.Node, delivered: list[fx.Node], types: Any, strategy: Strategy
     ) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
-        """The op's target and arguments on this worker's shapes, with operands replaced by what was delivered."""
+        """The op's target and arguments on this worker's shapes, with the delivered operands."""
         target, args, kwargs = node.target, args_of(node), node.kwargs
         if edge := self.options.edges.get(node):
             self.new.regions.update(edge.partitioned(strategy.operands, strategy.results))

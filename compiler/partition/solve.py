@@ -86,7 +86,7 @@ class CostNetwork:
         self.factors.append(_Factor((a, b), costs))
 
     def cost(self, choice: list[int]) -> float:
-        """What a choice costs."""
+        """The cost of a choice."""
         return float(sum(factor.table[tuple([choice[v] for v in factor.scope])] for factor in self.factors))
 
     def solve(self) -> list[int]:
@@ -100,7 +100,7 @@ class CostNetwork:
         undo: list[tuple[int, tuple[int, ...], npt.NDArray[np.intp]]] = []
         scopes: dict[int, tuple[int, ...]] = {}
         alike: Memo[tuple[list[_Factor], Table, npt.NDArray[np.intp], Table]] = Memo(1 << 16)
-        """What variables leave that touch the same tables, as those of equal layers do; and these tables."""
+        """The messages of variables that touch the same tables, as those of equal layers do; and these tables."""
 
         def scope_of(v: int) -> tuple[int, ...]:
             if v not in scopes:
@@ -161,7 +161,7 @@ class CostNetwork:
         return choice
 
     def around(self, choice: list[int], v: int) -> list[float]:
-        """What each alternative of `v` costs where every other variable is as `choice` says."""
+        """The cost of each alternative of `v` where every other variable has its value in `choice`."""
         costs = np.zeros(self._sizes[v])
         for factor in self.factors:
             if v in factor.scope:

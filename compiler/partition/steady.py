@@ -1,10 +1,10 @@
-"""Whether what was chosen for a few equal blocks is what would be chosen for any number of them.
+"""Whether the choice for a few equal blocks would be the same for any number of them.
 
 In a graph whose equal blocks are folded (`compiler/passes/fold.py`) eight blocks are weighed against the rest of the
-program. With more of them it could pay to bring what they pass on to another layout in front of the first and back
-behind the last, or to gather for all what each gathers for itself. So the cheapest block is looked for that follows
-itself, with all that it reads of the rest for nothing: where it costs less than the block that was chosen, more blocks
-could lead to another choice.
+program. With more of them it could pay to bring their values to another layout in front of the first and back behind
+the last, or to gather for all what each gathers for itself. So the cheapest block is looked for that follows itself,
+with all that it reads of the rest for nothing: where it costs less than the block that was chosen, more blocks could
+lead to another choice.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def check_steady(
     edge: Callable[[fx.Node, fx.Node], Table],
     picked: Mapping[fx.Node, int],
 ) -> None:
-    """Raise Unsteady where a cheaper block could follow itself. `own` is what each alternative of a node costs, `edge`
-    what those of a node cost with those of an operand, and `picked` what was chosen."""
+    """Raise Unsteady where a cheaper block could follow itself. `own` has the cost of each alternative of a node,
+    `edge` those of a node with those of an operand, and `picked` the choice."""
     blocks: tuple[list[fx.Node], list[fx.Node], list[fx.Node]] = ([], [], [])
     for node in nodes:
         block = provenance(node).block

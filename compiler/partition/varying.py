@@ -1,7 +1,7 @@
-"""Per-worker code: which values the workers along a mesh dim have each of their own, and what becomes of them.
+"""Per-worker code: which values the workers along a mesh dim have each of their own, and the values that follow.
 
-What is computed from a value that varies along a mesh dim varies along it too, unless `from_varying` has made it one
-value of the mesh again. There is nothing to choose for such an op: each worker runs it on what it has, and operands
+A value that is computed from one that varies along a mesh dim varies along it too, unless `from_varying` has made it
+one value of the mesh again. There is nothing to choose for such an op: each worker runs it on what it has, and operands
 that do not vary are whole on every worker.
 """
 
@@ -23,8 +23,8 @@ from monarch.compiler.types import VARYING, Placement
 def varying_along(graph: Graph, mesh_dim: str) -> set[fx.Node]:
     """The values that vary along a mesh dim over which the graph is not partitioned yet.
 
-    Raises LayoutError for a value that is to vary twice, for a layout() that says how a varying value lies along the
-    mesh dim, and for state that does not vary and is updated with a value that does.
+    Raises LayoutError for a value that is to vary twice, for a layout() that places a varying value along the mesh dim,
+    and for state that does not vary and is updated with a value that does.
     """
     found: set[fx.Node] = set()
     for node in graph.fx.nodes:
@@ -73,7 +73,7 @@ def begins(node: fx.Node, mesh_dim: str) -> bool:
 
 
 def ends(node: fx.Node, mesh_dim: str) -> bool:
-    """Whether a call makes one value of what the workers along the mesh dim have of their own."""
+    """Whether a call makes one value of the mesh of values that the workers along the mesh dim have of their own."""
     return node.target is ops.from_varying and args_of(node)[1] == mesh_dim
 
 

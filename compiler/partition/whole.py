@@ -1,4 +1,4 @@
-"""Ops that run whole for want of a sharding rule: what was gathered for them, said once for each op and line."""
+"""Ops that run whole for want of a sharding rule: a warning of the gathers for them, once for each op and line."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _gathered_text(node: fx.Node) -> str:
 def _way_out(node: fx.Node, strict: bool) -> str:
     op = called_op(node)
     packet = op_name(op).rsplit(".", 1)[0]
-    # What torch's own ops compute, users need not know: a rule that fits and does not hold gives wrong numbers.
+    # Users need not know the meaning of torch's own ops: a rule that fits and does not hold gives wrong numbers.
     suggestion = None if op.namespace in ("aten", "prims") else suggested_line(Call.of(node, _global_shape))
     lines = []
     reason = node.meta.get("why", "").partition(" gathered: ")[2]
@@ -76,9 +76,10 @@ def _way_out(node: fx.Node, strict: bool) -> str:
 
 
 def suggested_line(call: Call) -> str | None:
-    """A sharding rule's text that fits this call and cuts the first dim of all that has it; None where there is none.
+    """A sharding rule's text that fits this call and shards the first dim of all operands and results that have it;
+    None where there is none.
 
-    Whether it holds is known only to who knows the op."""
+    Only a reader who knows the op knows whether it holds."""
     sizes = {shape[0] for shape in call.results if shape}
     if len(sizes) != 1 or (size := sizes.pop()) < 2 or not any(shape and shape[0] == size for shape in call.shapes):
         return None

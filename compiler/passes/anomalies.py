@@ -20,8 +20,8 @@ _UNFILLED = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_str
 
 
 class DetectAnomalies(Pass):
-    """Have a step fail that is given a NaN, or makes one: each worker looks at every value, and behind them all they
-    agree on the first in the program's order.
+    """Have a step fail that gets a NaN, or makes one: each worker looks at every value, and behind them all they agree
+    on the first in the program's order.
 
     %x = input 0                                : f32[4@data]
     %y = aten.log(%x)                           : f32[4@data]
@@ -63,7 +63,7 @@ class DetectAnomalies(Pass):
 
 
 def _looked_at(node: fx.Node) -> Iterator[tuple[str, str]]:
-    """For a value that is looked at, the op that makes it, and for what is given what it is."""
+    """For a value that is looked at, the op that makes it, and for an input its description."""
     type_ = node.meta.get("type")
     if not isinstance(type_, TensorType) or not (type_.dtype.is_floating_point or type_.dtype.is_complex):
         return

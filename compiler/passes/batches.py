@@ -11,7 +11,7 @@ in it, cannot be sharded.
     -->
     %r = aten.matmul(%x, %y)              : f32[2, 4, 16, 16]
 
-What lies between products (scales, masks, softmax, transposes) is kept apart with them.
+Ops between products (scales, masks, softmax, transposes) are kept apart with them.
 
 Linear layers and losses do the same with batch and sequence, of which blocks of a sequence are shards of the lower one.
 There the product of matrices is one with more rows, and that of a weight's gradient sums over two dims. Not where the
@@ -165,7 +165,7 @@ class Merged:
         return bool(apart)
 
     def _weights(self, node: fx.Node) -> list[fx.Node]:
-        """What rows are multiplied by."""
+        """The factor of rows in a product."""
         if node.target not in _OF_ROWS:
             return []
         return [tensor_operands(node)[-1]] if self.places[node][-1] is None else []
@@ -339,7 +339,7 @@ def find_merged(graph: Graph, *, rows: bool) -> Merged:
 
 
 def _merge(node: fx.Node) -> tuple[_Several, fx.Node, tuple[int, ...]] | None:
-    """What a view or `repeat` merges to one dim: the dim, the value before, and its dims that could be sharded there
+    """The dim that a view or `repeat` merges: its number, the value before, and its dims that could be sharded there
     and not here."""
     if node.target is aten.repeat.default:
         source, times = args_of(node)[:2]

@@ -81,7 +81,7 @@ def _replace_collective(graph: Graph, node: fx.Node, op: ops.MonarchOp, *args: o
 
 
 _KEPT = ("key", "stands_for", "decisions", "named")
-"""What of a value's meta is as true of the value that takes its place."""
+"""The part of a value's meta that is as true of the value that takes its place."""
 
 
 class JoinCollectives(Pass):
@@ -163,7 +163,7 @@ def _bucket_of(node: fx.Node, at: dict[fx.Node, float], first_call: float, label
 
 
 def first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
-    """The position of the first op that reads the value or a view of it: views wait with what they view."""
+    """The position of the first op that reads the value or a view of it: views wait with their base."""
     return min(
         (first_use(user, at) if is_view(user.target) else at[user] for user in value.users),
         default=len(at),
@@ -171,7 +171,7 @@ def first_use(value: fx.Node, at: dict[fx.Node, float]) -> float:
 
 
 def _is_collective_result(value: fx.Node) -> bool:
-    """Whether the value is what a collective made, or a view of it."""
+    """Whether the value is a collective's result, or a view of it."""
     while is_view(value.target):
         value = args_of(value)[0]
     producer = args_of(value)[0] if value.target is operator.getitem else None
@@ -217,7 +217,7 @@ def _emit(graph: Graph, bucket: _Bucket, at: dict[fx.Node, float]) -> None:
 
 
 def _common_path(paths: list[str]) -> str:
-    """The module that all of these lie in: "blocks.0" of "blocks.0.attention.q" and "blocks.0.mlp"."""
+    """The module that has all of these: "blocks.0" of "blocks.0.attention.q" and "blocks.0.mlp"."""
     parts = [path.split(".") for path in paths]
     same = 0
     while all(len(each) > same and each[same] == parts[0][same] for each in parts):

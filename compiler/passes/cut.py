@@ -1,4 +1,4 @@
-"""A graph of several meshes, cut into a graph for each: what is computed there, what it sends, and what it receives."""
+"""A graph of several meshes, cut into a graph for each: its calls, its sends, and its receives."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from monarch.compiler.types import Layout, MeshSpec, TensorType
 
 
 def place_values(graph: Graph) -> None:
-    """Say of each value of a graph of several meshes on which it is: where what it is computed from is, as placeholders
-    and transfers say. Raises GraphError for a call with operands on two."""
+    """Note for each value of a graph of several meshes its mesh: that of its operands, as placeholders and transfers
+    have it. Raises GraphError for a call with operands on two."""
     for node in graph.fx.nodes:
         if node.op != "call_function":
             continue
@@ -63,9 +63,9 @@ def receives_of(fragment: Graph) -> dict[int, fx.Node]:
 
 
 def lay_out_received(fragment: Graph, sent: dict[int, tuple[TensorType, MeshSpec]]) -> None:
-    """Give what a fragment receives the layout in which it is sent, as far as the dims' names and sizes fit, where the
-    program asks for no other. What is sent by a fragment that is not partitioned yet is received as its readers take
-    it."""
+    """Give a fragment's received values the layouts in which they are sent, as far as the dims' names and sizes fit,
+    where the program asks for no other. A value from a fragment that is not partitioned yet is received as its readers
+    take it."""
     for number, node in receives_of(fragment).items():
         if number not in sent or any(user.target is ops.constrain for user in node.users):
             continue

@@ -91,8 +91,8 @@ class KeepUnevenApart(Pass):
 
 
 def _kept_apart(graph: Graph, mesh_dim: str) -> bool:
-    """Keep dims apart that views merge and a layout shards, or take composites apart that read what is merged so;
-    whether there were any."""
+    """Keep dims apart that views merge and a layout shards, or take composites of such merged dims apart; whether there
+    were any."""
     options = find_options(graph, mesh_dim)
     if keep_split(graph, options):
         return True
@@ -161,8 +161,8 @@ def is_composite(node: fx.Node) -> bool:
 
 
 def _split_composites(graph: Graph, options: Options) -> list[fx.Node]:
-    """The composite ops that a mesh dim splits: an operand lies sharded where the op needs it whole, and comes to
-    lie so without anything being gathered for it (a fully sharded parameter, which is gathered, splits nothing)."""
+    """The composite ops that a mesh dim splits: an operand is sharded where the op needs it whole, and becomes so
+    without a gather (a fully sharded parameter, which is gathered, splits nothing)."""
     found = [node for node in graph.calls if is_composite(node) and node not in options.varying]
     merged = find_split(graph, options) if found else set()
     return [node for node in found if _is_split(options, node) or not merged.isdisjoint(options.operands[node])]
@@ -184,7 +184,7 @@ def _is_split(options: Options, node: fx.Node) -> bool:
 
 
 TRACED: dict[object, fx.GraphModule] = {}
-"""What composites consist of, by op, arguments, and the operands' shapes and dtypes. Not to be changed."""
+"""The ops of composites, by op, arguments, and the operands' shapes and dtypes. Not to be changed."""
 _MOST_TRACED = 1024
 
 
@@ -254,7 +254,7 @@ def _traced(node: fx.Node, types: Sequence[TensorType]) -> tuple[fx.GraphModule,
 
 
 def _replace(graph: Graph, node: fx.Node, results: Any) -> None:
-    """Put what a composite op's ops give in the place of its result, or of its results."""
+    """Put the results of a composite op's ops in the place of its own."""
     if isinstance(node.meta["type"], TensorType):
         results.meta["type"] = node.meta["type"]  # which says what of it is padding
         node.replace_all_uses_with(results)

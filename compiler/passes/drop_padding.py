@@ -18,7 +18,7 @@ Shape = tuple[int, ...]
 
 
 class DropPadding(Pass):
-    """Give results the blocks that their own layouts have: a result that lies whole along a dim has no padding there.
+    """Give results the blocks of their own layouts: a result that no mesh dim shards along a dim has no padding there.
 
     %y = aten.exp(%x)                           : f32[10+2]
     return %y

@@ -29,7 +29,7 @@ POSITION, OWNERS = "at", "whose"
 values are in it (`fold.Fold`)."""
 
 _COMPARED_APART = frozenset(("type", "provenance", "why", "reason", "named", "label", POSITION, OWNERS))
-"""What of a node's meta may differ from its twin's, or is compared by itself."""
+"""Keys of a node's meta that may differ from its twin's, or are compared by themselves."""
 
 _NUMBER = re.compile(r"(?<![^.\[])(\d+)(?![^.\]])")
 """A number between dots in a path of modules."""
@@ -54,14 +54,14 @@ class Paths:
         self._parts: dict[str, tuple[str, int, str] | None] = {}
 
     def _split(self, path: str) -> tuple[str, int, str] | None:
-        """What stands before the block's number, the number, and what stands behind; None where there is none."""
+        """The text before the block's number, the number, and the text behind it; None where there is none."""
         if path not in self._parts:
             match = self._form.fullmatch(path)
             self._parts[path] = match and (match[1], int(match[2]), match[3])
         return self._parts[path]
 
     def block(self, path: str) -> int | None:
-        """The number of the block that a path lies in."""
+        """The number of a path's block."""
         found = self._split(path)
         return None if found is None else found[1]
 
@@ -72,8 +72,8 @@ class Paths:
 
 
 def blocks_of_nodes(graph: Graph, paths: Paths) -> dict[fx.Node, int]:
-    """For each node of a block the block's number: by its module or state; else by what it reads; and for what reads no
-    block's values by its only readers."""
+    """For each node of a block the block's number: by its module or state; else by its operands; and for one that reads
+    no block's values by its only readers."""
     found: dict[fx.Node, int] = {}
     modules = {provenance(node).module for node in graph.calls}
     last = max(number for path in modules if (number := paths.block(path)) is not None)
@@ -178,7 +178,7 @@ class Comparison:
 
 
 def _rest(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a node's meta has to be equal to its twin's."""
+    """The part of a node's meta that has to be equal to its twin's."""
     if meta.keys() <= _COMPARED_APART:
         return {}
     return {key: value for key, value in meta.items() if key not in _COMPARED_APART}

@@ -1,7 +1,7 @@
 """Fold the equal blocks of a deep model to a few, so that passes need not look at each.
 
-Passes that look at what is near each op make the same of equal blocks. So they run on a graph with eight of them, and
-what became of one is copied for those that were left out (`unfold.py`). Of 48 blocks:
+A pass that looks only at the neighbours of each op treats equal blocks equally. So passes run on a graph with eight of
+them, and the result of one is copied for those that were left out (`unfold.py`). Of 48 blocks:
 
     traced      0 1 2 3 4 5 6 ... 42 43 44 45 46 47
     folded      0 1 2 3 44 45 46 47                         `fold`: 4 to 43 are skipped
@@ -18,10 +18,10 @@ Where a block that stays read its skipped neighbour, it reads the block that now
     %h45 = aten.mm(%h4, %w44)
 
 The blocks from FIRST to LAST have to be *equal*: the same ops with the same types, on values of the block itself, of
-the blocks next to it, and of what is no block's. Those in front of FIRST and behind LAST may differ: passes treat what
-is near the rest of the program in other ways. Where a list has a value of each block (the gradients that are clipped),
-FIRST's stands there for those of skipped blocks. Where anything does not fit, nothing is folded, and the passes run on
-the whole graph. The partitioner checks that more blocks would have led to no other choice of layouts
+the blocks next to it, and of no block. Those in front of FIRST and behind LAST may differ: passes treat nodes near the
+rest of the program in other ways. Where a list has a value of each block (the gradients that are clipped), FIRST's
+stands there for those of skipped blocks. Where anything does not fit, nothing is folded, and the passes run on the
+whole graph. The partitioner checks that more blocks would have led to no other choice of layouts
 (`partition/steady.py`).
 
 Passes hand on which block a node belongs to with its provenance (`Provenance.block`).
@@ -47,8 +47,7 @@ from monarch.compiler.passes.equal_blocks import (
 )
 
 ENDS = 2
-"""So many blocks at each end may become other than those between: what is in front of the first and behind the last is
-felt as far."""
+"""So many blocks at each end may become other than those between: passes look so far from the rest of the program."""
 LEAST = 16
 """With fewer blocks most would stay, and little is won."""
 
@@ -141,7 +140,7 @@ class Fold:
     def _fold(self) -> Graph:
         made = self.graph.empty_like()
         values: dict[fx.Node, fx.Node] = {}
-        """What each node that stays is in the folded graph."""
+        """For each node that stays its copy in the folded graph."""
         for node in self.graph.fx.nodes:
             number = self._block_of.get(node, -1)
             if number in self.skipped:

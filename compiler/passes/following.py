@@ -25,7 +25,7 @@ class RowsOnTape:
         self._last: fx.Node = self._walk.graph.fx._root
 
     def mixed_by(self, results: Iterable[Value]) -> ProgramError | None:
-        """What is wrong with what was written since the last call, if it mixes rows. It gave these results."""
+        """The error of the ops since the last call, if they mix rows. They gave these results."""
         try:
             self._go_on(results)
         except ProgramError as error:
@@ -46,7 +46,7 @@ class RowsOnTape:
 
     @property
     def by_number(self) -> Sequence[ProgramError]:
-        """For each op that takes rows by their numbers what is wrong with it, unless the numbers count the rows."""
+        """For each op that takes rows by their numbers its error, unless the numbers count the rows."""
         return self._rows.by_number
 
     def counts(self, value: Value, size: int) -> bool:
@@ -56,7 +56,7 @@ class RowsOnTape:
         return any(node.meta["type"].shape[dim] == size for dim in self._rows.counted_along(node))
 
     def way_of(self, given: Mapping[Value, Rows], followed: bool, loss: Callable[[], Value]) -> Way | None:
-        """How a loss follows from rows, which is written by calling `loss`. `given` are dims of what it takes; other
+        """How a loss follows from rows; a call of `loss` writes its ops. `given` are dims of its arguments; other
         values have theirs where the model has been `followed`, and else none."""
         self._go_on(given)
         known, last = {self._walk.value(value): dim for value, dim in given.items()}, self._last

@@ -72,7 +72,7 @@ class Functionalizer(Emitter):
         self._now[value] = node
 
     def write(self, value: Value, node: fx.Node) -> None:
-        """`node` takes the place of what `value` held, also in what it is a view of."""
+        """`node` takes the place of the value that `value` held, also in its base."""
         node = self.expand(self.cast(node, value.dtype), value.shape)
         written, at = node, value
         while at.parent is not None:
@@ -251,7 +251,7 @@ def _takes_dtype(func: Any) -> bool:
 
 def _computed_in(func: Any, args: Any, kwargs: Any, written: torch.dtype) -> torch.dtype:
     """The dtype in which a call computes that writes to an operand of dtype `written`: `half.add_(single)` adds in that
-    of `single`, and what it writes is cast."""
+    of `single`, and casts its result."""
 
     def alike(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -332,7 +332,7 @@ def _constant(value: int) -> Any:
 
 
 def _given(op: Op) -> Value:
-    """What a factory gives, or what it writes: `torch.zeros(3, out=x)`."""
+    """The result of a factory, also where it writes it: `torch.zeros(3, out=x)`."""
     return op.argument("out") if op.out is None else op.out
 
 
@@ -507,7 +507,7 @@ def functionalize(
         order_by_timetable(graph, tape.timetable)
     if parts:
         place_values(graph)
-        # In the order in which they come to run: what is sent has its layout before it is received.
+        # In the order in which they come to run: a sent value has its layout before it is received.
         inner = [each for node in graph.calls for each in (*node.all_input_nodes, node)] + graph.placeholders
         graph.parts = {part: parts[part] for node in inner if (part := node.meta.get("mesh")) is not None}
     return graph, aliases
@@ -550,8 +550,8 @@ def _shared_inputs(tape: Tape, finals: Mapping[str, fx.Node], walk: Functionaliz
 
 
 def _own_buffer(walk: Functionalizer, node: fx.Node, held: set[fx.Node]) -> fx.Node:
-    """The node, or a copy where its buffer is another output's or an input's: what one holds, the other may
-    overwrite."""
+    """The node, or a copy where its buffer is another output's or an input's: one of two that share a buffer could be
+    overwritten."""
     base = node
     while (viewed := viewed_operand(base)) is not None:
         base = viewed
@@ -574,7 +574,7 @@ def written_inputs(tape: Tape, mesh: MeshSpec) -> list[int]:
 
 def _drop_dead(graph: Graph) -> None:
     """Remove ops and placeholders that nothing depends on, and constants and regions with them. A program's inputs
-    stay, and so does a state that is overwritten: what a failed step was to replace is what it is afterwards."""
+    stay, and so does a state that is overwritten: after a failed step it is the state of before."""
     for node in reversed(list(graph.fx.nodes)):
         if node.op == "output" or node.users or (node.op == "placeholder" and node.meta["kind"] == "input"):
             continue

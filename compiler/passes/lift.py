@@ -1,4 +1,4 @@
-"""What a region reads of its call, its seed and numbers, becomes an input of it like any other."""
+"""The seed and the numbers of its call that a region reads become inputs of it like any other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Lifted = tuple[str, str, torch.dtype]
 """A number of the call that a region reads: its placeholder's kind and label, and its dtype."""
 
 ROUND = 0x5851F42D4C957F2D
-"""What a loop adds to its seed from one round to the next (the multiplier of Knuth's MMIX generator: any large odd
+"""A loop adds this to its seed from one round to the next (the multiplier of Knuth's MMIX generator: any large odd
 number will do, for seeds are mixed)."""
 
 

@@ -1,4 +1,4 @@
-"""Do not sum what is known to have one term."""
+"""Do not sum values of which all but one term are known to be zero."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ZEROS = {aten.zeros_like.default, aten.new_zeros.default, aten.zeros.default}
 
 
 class SimplifyLookups(Pass):
-    """Rewrite what a loss over classes leaves where a mesh dim splits the classes, so that no sum crosses the mesh.
+    """Rewrite the ops of a loss over classes where a mesh dim splits the classes, so that no sum crosses the mesh.
 
     %o = aten.scatter.value(%zeros, 1, %i, -1)  : f32[64, 256@model]    # %i and %w have one element a row
     %p = aten.mul.Tensor(%o, %w)                : f32[64, 256@model]

@@ -96,7 +96,7 @@ class PadForDivisibility(Pass):
 
 class _Pad:
     """`zero` holds the (value, dim)s whose padding is zero; `over` for each value, by dim, the mesh dims that its
-    operands bring there; `weights` the states, and what is made of states alone; `needs` what each call needs."""
+    operands bring there; `weights` the states, and values of states alone; `needs` the needs of each call."""
 
     def __init__(self, graph: Graph, is_region: bool) -> None:
         self.graph = graph
@@ -108,7 +108,7 @@ class _Pad:
         self.weights: set[fx.Node] = set()
         self.needs: dict[fx.Node, Needs] = {}
         self.known: dict[tuple[object, ...], fx.Node] = {}
-        self.larger: dict[fx.Node, fx.Node] = {}  # what was made in place of a value, with padding
+        self.larger: dict[fx.Node, fx.Node] = {}  # the padded value in the place of each value
 
     def run(self) -> None:
         output = self.graph.fx.output_node()
@@ -195,8 +195,8 @@ class _Pad:
         )
 
     def sharding(self, operands: list[fx.Node], rule: Rule) -> dict[str, MeshDims]:
-        """The mesh dims that shard each factor. A weight is gathered from a mesh dim that shards another factor of what
-        it meets, as a fully sharded parameter is."""
+        """The mesh dims that shard each factor. A weight is gathered from a mesh dim that shards another factor of its
+        other operand, as a fully sharded parameter is."""
         over: dict[str, MeshDims] = {}
         activations = [at for at, operand in enumerate(operands) if operand not in self.weights]
         for at in (*activations, *(at for at in range(len(operands)) if at not in activations)):
@@ -312,7 +312,7 @@ class _Pad:
         node.replace_input_with(index, checked)
 
     def follow(self, node: fx.Node, rule: Rule, over: Mapping[str, MeshDims]) -> None:
-        """What is known of a call's results from what is known of its operands."""
+        """The facts about a call's results that follow from those about its operands."""
         operands = tensor_operands(node)
         parts = [tuple(over.get(rule.leader(dim), NONE) for dim in dims or ()) for dims in rule.results]
         self.parts[node] = parts
@@ -322,7 +322,7 @@ class _Pad:
             self.weights.add(node)
 
     def note(self, value: fx.Node, call: fx.Node, index: int) -> None:
-        """Note which padding of a call's result is zero; what the other holds is undefined."""
+        """Note which padding of a call's result is zero; other padding is undefined."""
         padded = _padded_dims(tensor_type(value))
         needs = self.needs.get(call)
         if needs is not None and padded and self.keeps_zero(call, needs.rule):
@@ -361,7 +361,7 @@ class _Pad:
         self.alike(node, value)
 
     def received(self, node: fx.Node) -> None:
-        """What another mesh sends comes in blocks of the layout that it shall have, with zeros in their padding."""
+        """A value from another mesh comes in blocks of the layout that it is to have, with zeros in their padding."""
         user = next((user for user in node.users if user.target is ops.constrain), None)
         layout = tensor_type(node).layout if user is None else parse_layout(args_of(user)[1])
         type_ = tensor_type(node).with_layout(layout).padded(self.mesh)
@@ -451,7 +451,7 @@ class _Pad:
             operands.append(operand)
         if all(_place(rule, factor, dims) is None for dims in rule.operands) and packet not in _MADE:
             return None
-        # What has padding along other dims keeps it.
+        # A value with padding along other dims keeps it.
         for at, each in enumerate(rule.results[0] or ()):
             if at != dim and at in _padded_dims(tensor_type(value)) and (other := rule.leader(each)):
                 sizes[other] = tensor_type(value).shape[at] // rule.inner(each)
@@ -525,7 +525,7 @@ def _copy_of(graph: Graph, node: fx.Node) -> fx.Node:
 
 
 def _is_fusible(node: fx.Node) -> bool:
-    """Whether what reads a value becomes part of a generated kernel. What the program gives was mostly made by one."""
+    """Whether a value's reader becomes part of a generated kernel. Most results of the program were made by one."""
     if node.op == "output" or node.target in composites():
         return True
     packet = getattr(node.target, "overloadpacket", None)

@@ -119,7 +119,7 @@ class _Agree:
             *lists, _ = args if node.target is ops.while_loop else args[:4]
             carried, *rest = ([self.exact[each] for each in values] for values in lists)
             others = [exact for values in rest for exact in values]
-            while True:  # what is carried is exact as long as the body keeps it so
+            while True:  # a carried value is exact as long as the body keeps it so
                 made_of = _agree(regions[-1], [*carried, *others, True], [])
                 now = [a and b for a, b in zip(carried, made_of, strict=False)]
                 if now == carried:

@@ -1,4 +1,4 @@
-"""Whether a model computes each row of a batch from itself alone: only then do microbatches give what the batch does.
+"""Whether a model computes each row of a batch from itself alone: only then do microbatches give the batch's results.
 
 Known from the sharding rules: the dim with the rows leads to a factor, which has to lead a dim of every result.
 """
@@ -54,7 +54,7 @@ class FollowedRows:
         self._count: int | None = None
         """How many rows there are, from the first value that the model takes them from."""
         self.by_number: list[RowNumbers] = []
-        """For each op that takes rows by their numbers what is wrong with it, unless the numbers count the rows."""
+        """For each op that takes rows by their numbers its error, unless the numbers count the rows."""
 
     def dim_of(self, node: fx.Node) -> Rows:
         """The dim of a value that has the rows."""
@@ -202,7 +202,7 @@ _NONE: frozenset[int] = frozenset()
 Same = dict[int, int]
 """For a dim of a value, that it has the same entries again and again, so many at a time: 1 where all are the same."""
 _SAME_NUMBERS = frozenset(("view", "unsqueeze", "expand", "clone", "alias", "detach", "_to_copy", "reshape"))
-"""Ops that give the numbers that they are given, in another shape or dtype."""
+"""Ops that give their operand's numbers, in another shape or dtype."""
 _FILLED = frozenset(("full", "ones", "zeros", "empty", "new_full", "new_ones", "new_zeros", "new_empty", "expand"))
 """Ops whose result is the same along dims that come from no operand's."""
 _COUNTS = {"arange": {0}, "linspace": {0}, "logspace": {0}, "eye": {0, 1}}
@@ -279,9 +279,9 @@ class Way(Enum):
 
 
 def way_of_loss(nodes: Iterable[fx.Node], known: Callable[[fx.Node], Rows], loss: fx.Node) -> Way | None:
-    """How a loss follows from rows, by the rules: a value of rows that is reduced over them is a sum, and what is
-    linear in sums is one. None where it follows from no row. `nodes` are what it was computed by, in order, and `known`
-    says of other values which dim has rows."""
+    """How a loss follows from rows, by the rules: a value of rows that is reduced over them is a sum, and so is a
+    linear function of sums. None where it follows from no row. `nodes` are its calls, in order, and `known` has for
+    other values the dim with rows."""
     found: dict[fx.Node, Any] = {}
 
     def of(node: fx.Node) -> Any:

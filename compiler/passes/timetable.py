@@ -20,14 +20,14 @@ from monarch.compiler.tape import Task, Timetable
 from monarch.compiler.tape.timetable import BACKWARD, FORWARD, WEIGHTS
 
 _BEFORE = -1
-"""The place of what depends on no microbatch."""
+"""The place of ops that depend on no microbatch."""
 
 
 def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
-    """Bring the ops of a graph into the order of a timetable, as far as what they read allows. `node.meta["task"]` says
-    to which stage and microbatch an op belongs; one without follows what it reads, as gradients' sums and an
-    optimizer's step do. A transfer follows the action that makes its value. Raises ProgramError for a model that mixes
-    the rows of a batch."""
+    """Bring the ops of a graph into the order of a timetable, as far as their operands allow. `node.meta["task"]` says
+    to which stage and microbatch an op belongs; one without follows its operands, as gradients' sums and an optimizer's
+    step do. A transfer follows the action that makes its value. Raises ProgramError for a model that mixes the rows of
+    a batch."""
     check_rows(graph)
     graph.schedule = timetable.facts
     places = _places(graph, timetable)
@@ -54,8 +54,8 @@ def order_by_timetable(graph: Graph, timetable: Timetable) -> None:
 
 class _Notes:
     """Lets the provenance of ops name their microbatch and stage: those of their task; without one the last microbatch
-    that they follow from. What runs on the mesh of another stage than its task's, as the way of a batch's rows to their
-    stage does, belongs to the stage there."""
+    that they follow from. An op on the mesh of another stage than its task's, as the way of a batch's rows to their
+    stage is, belongs to the stage there."""
 
     def __init__(self, graph: Graph) -> None:
         tasks = Counter((node.meta["task"].stage, _mesh(node)) for node in graph.calls if "task" in node.meta)
@@ -107,8 +107,8 @@ def _places(graph: Graph, timetable: Timetable) -> dict[fx.Node, int]:
 
 
 def _actions(graph: Graph, timetable: Timetable) -> dict[fx.Node, tuple[str, int, int]]:
-    """For each op of a task what the stage does with it. Where the timetable has the gradients of weights apart, they
-    are what no other stage's gradients are computed from."""
+    """For each op of a task its action in the stage. Where the timetable has the gradients of weights apart, they are
+    those that no other stage's gradients need."""
     found: dict[fx.Node, tuple[str, int, int]] = {}
     passed_on: set[fx.Node] = set()
     for node in reversed(list(graph.calls)):

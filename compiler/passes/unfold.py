@@ -11,8 +11,8 @@ FIRST reads, k blocks further on:
     %c5 = aten.mm(%c4, %w5)         # and so on
     %d = aten.mm(%c43, %w44)
 
-That is right where FIRST and LAST became equal: what LAST reads of FIRST, FIRST reads of BEFORE, and so would a block
-between them. Everything else raises Unfit.
+That is right where FIRST and LAST became equal: LAST reads of FIRST the values that FIRST reads of BEFORE, and so would
+a block between them. Everything else raises Unfit.
 
 **Order.** Nodes of a block need not stand together: its forward ops, backward ops and updates are apart. A *run* is a
 stretch of nodes of one role. Where a run of LAST has its twin, a run of FIRST with the same positions, somewhere in
@@ -71,7 +71,7 @@ class _Unfolding:
         """For each of these its role and position."""
         self.runs = self.split()
         self.values: dict[fx.Node, fx.Node] = {}
-        """What each node of `made` is in the new graph: for copies in skipped blocks see `written`."""
+        """For each node of `made` its node in the new graph: for copies in skipped blocks see `written`."""
         self.written: list[dict[int, fx.Node]] = [{} for _ in range(self.end + 1)]
         """The new graph's nodes of each block from FIRST to LAST, by position."""
         self.names = _Names(fold)
@@ -113,7 +113,7 @@ class _Unfolding:
     # -- checks -------------------------------------------------------------------------------------------------------
 
     def check_equal(self) -> None:
-        """Raise Unfit unless LAST has become what FIRST has, and their neighbours what they read of these."""
+        """Raise Unfit unless LAST has the same nodes as FIRST, and their neighbours the same operands."""
         before, first, last, behind = self.blocks
         by = self.fold.last - self.fold.first
 
@@ -154,7 +154,7 @@ class _Unfolding:
     # -- writing ------------------------------------------------------------------------------------------------------
 
     def write_for_each_block(self, period: Sequence[_Run]) -> None:
-        """Write a period for the block that it is of, and for all that lie on this side of its twin's."""
+        """Write a period for its block, and for all on this side of its twin's."""
         role = period[0].role
         assert role is not None
         for number in range(1, self.end + 1) if role == LAST else range(self.end - 1, -1, -1):
@@ -317,7 +317,7 @@ class _Unfolding:
         return [each and self.values[each] for each in self.made.returns], updates
 
     def update(self, label: str, number: int | None) -> fx.Node:
-        """What a state, which may be a block's, becomes."""
+        """The new value of a state, which may be a block's."""
         fold, updates = self.fold, self.made.updates
         if number is not None and fold.first <= number <= fold.last:
             like = [updates.get(fold.paths.moved(label, to - number)) for to in (fold.first, fold.last)]
@@ -328,8 +328,8 @@ class _Unfolding:
         return self.values[updates[label]]
 
     def update_in_block(self, number: int, first: fx.Node | None, last: fx.Node | None) -> fx.Node:
-        """What a state of a block becomes, from what those of FIRST and LAST do: values of their blocks, or of blocks
-        next to these."""
+        """The new value of a block's state, from those of FIRST and LAST: values of their blocks, or of blocks next to
+        these."""
         if first not in self.place or last not in self.place:
             raise Unfit
         role, position = self.place[first]
@@ -347,7 +347,7 @@ def _give_the_same(one: fx.Node, other: fx.Node) -> bool:
 
 
 class _Names:
-    """What values are called in skipped blocks: as they were in the traced graph, with what passes have added."""
+    """The names of values in skipped blocks: those of the traced graph, with those that passes have added."""
 
     def __init__(self, fold: Fold) -> None:
         self._fold = fold

@@ -178,7 +178,7 @@ def _write_select(emit: Emitter, value: Value, parent: Value, base: fx.Node, new
 
 
 def read_places(emit: Emitter, base: fx.Node, dim: int, place: Expr, type: TensorType) -> fx.Node:
-    """What lies along `dim` from a place on that only the workers know: as much as `type` says."""
+    """The elements along `dim` from a place on that only the workers know: as many as `type` has."""
     shape = list(tensor_type(base).shape)
     shape[dim] = type.shape[dim] if type.ndim == len(shape) else 1
     taken = TensorType(type.dtype, tuple(shape))
@@ -252,7 +252,7 @@ def _write_strided(emit: Emitter, value: Value, parent: Value, base: fx.Node, ne
 
 
 def _enter_noted(view: object, func: OpOverload) -> None:
-    """What a view only notes, `func` makes so; made twice, it is as it was."""
+    """`func` carries out a conjugation or negation that a view only notes; done twice, the value is as before."""
     enter(
         (view,),
         read=lambda emit, value, parent, base: emit.call(func, base, type=value.type),

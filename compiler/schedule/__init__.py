@@ -1,1 +1,1 @@
-"""From a partitioned graph to a plan: in which order a worker runs its calls, where values lie, and how long."""
+"""From a partitioned graph to a plan: the order of a worker's calls, and the places and lifetimes of values."""

@@ -1,7 +1,7 @@
-"""Where in a worker's arena a step's values lie: what may lie there, how long, and at which offset.
+"""The places of a step's values in a worker's arena: which values, how long, and at which offset.
 
-A value may where nothing but the step reads it: it is neither a result nor shares a result's buffer, and whoever reads
-it is an op whose result is known not to share its operands' memory unnoticed. Values of less than a page stay with the
+A value may be there where only the step reads it: it is neither a result nor shares a result's buffer, and its readers
+are ops whose results are known not to share their operands' memory unnoticed. Values of less than a page stay with the
 allocator, which has them at hand, and so do those that their op makes itself (attention, collectives).
 """
 
@@ -79,13 +79,14 @@ def lower_bound(spans: Sequence[Lifetime]) -> int:
 
 @dataclass
 class Placing:
-    """Which results of a schedule's instructions lie in the arena, and where; in the example, for named sizes."""
+    """The results of a schedule's instructions that are in the arena, with their offsets; in the example, for named
+    sizes."""
 
     schedule: Schedule
     dense: set[fx.Node] = field(default_factory=set)
     """Values that are known to be contiguous."""
     foreign: set[fx.Node] = field(default_factory=set)
-    """Roots of what users' own ops read, which might give it back."""
+    """Roots of the operands of users' own ops, which might return them."""
     spans: list[Lifetime] = field(default_factory=list)
 
     def run(self) -> tuple[int, list[Instruction]]:
@@ -113,7 +114,7 @@ class Placing:
         return arena, placed
 
     def results(self, at: int, call: fx.Node, instruction: Instruction) -> list[TensorType | None]:
-        """For each result of a call its type, if it is to lie in the arena, and None otherwise."""
+        """For each result of a call its type, if it is in the arena, and None otherwise."""
         if call.target is ops.kernel:
             return self.results_of_kernel(at, call)
         if self.is_dense(call, instruction.op):
@@ -133,14 +134,14 @@ class Placing:
             dense = is_row_major(buffer.shape, buffer.strides)
             if dense:
                 self.dense.update(taken)
-            # What nobody takes lives as long as the tuple that it is in.
+            # A result without readers lives as long as the tuple that has it.
             placed = dense and operand < 0 and taken
             found.append(self.span(at, self.schedule.last.get(call, at), taken) if placed else None)
         return found
 
     def span(self, at: int, last: int, values: Sequence[fx.Node]) -> TensorType | None:
-        """Note how long a buffer is needed that one call makes, if it may lie in the arena: then the type of what lies
-        there."""
+        """Note how long a buffer is needed that one call makes, if it may be in the arena: then the type of its
+        value."""
         type_ = tensor_type(values[0])
         size = local_bytes(self.schedule.graph, type_)
         for value in values:
@@ -158,7 +159,7 @@ class Placing:
         return type_
 
     def is_dense(self, call: fx.Node, op: str) -> bool:
-        """Whether a call's result is known to be contiguous, wherever it lies."""
+        """Whether a call's result is known to be contiguous, whatever its memory."""
         if op in PRODUCTS:
             return True
         if isinstance(call.target, ops.MonarchOp):

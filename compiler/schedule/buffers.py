@@ -1,4 +1,4 @@
-"""What a worker's memory holds as a graph runs: buffers, the values that lie in them, and who reads them when."""
+"""A worker's memory as a graph runs: buffers, the values in them, and their readers."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class Buffer:
 
 
 class Buffers:
-    """The buffers of a graph's calls, and what a worker holds, as its schedule has it.
+    """The buffers of a graph's calls, and a worker's memory, as its schedule has it.
 
     `calls`     the graph's calls in order; a call's place in this list is its position
-    `of`        for each value its buffer: None for one that lies in an input's memory
+    `of`        for each value its buffer: None for one in an input's memory
     `elements`  for each call with several results, the buffers of these
     `copies`    for each view, whether it had to copy
     `takes`     bytes that a call takes, and `gives` those that are free behind it, by position

@@ -37,7 +37,7 @@ def template_of(schedule: Schedule, options: CompileOptions, scope: Scope) -> Te
 
 
 def written(schedule: Schedule, options: CompileOptions, functions: dict[str, Plan]) -> tuple[Plan, list[Lifetime]]:
-    """A plan without its hash, and what lies in the arena, in the order of the instructions' regions."""
+    """A plan without its hash, and the lifetimes in the arena, in the order of the instructions' regions."""
     graph = schedule.graph
     costs = graph_costs(graph, cluster_of(options.target).shared(graph.mesh.workers))
     instructions, arena, spans = schedule.instructions, 0, []

@@ -40,7 +40,7 @@ _MOST_AGAIN = 2.0
 @dataclass(eq=False)
 class Recompute:
     """A call that is made again before position `before`. `operands` are the instances that stand for the first call's;
-    `elements` says which results a narrowed collective has left, `why` what it is good for."""
+    `elements` has the results that a narrowed collective has left, `why` the reason."""
 
     call: fx.Node
     before: int
@@ -54,7 +54,7 @@ Instance = fx.Node | Recompute
 
 
 class Eviction:
-    """One walk. `peak` is the most that is then held by its reckoning, `seconds` what is added to the step."""
+    """One walk. `peak` is the most bytes of a worker by its reckoning, `seconds` those that it adds to the step."""
 
     def __init__(self, buffers: Buffers, limit: int, collectives: bool = False) -> None:
         self.buffers = buffers
@@ -63,16 +63,16 @@ class Eviction:
         self.complete = True
         self.again: list[Recompute] = []
         self.saved: list[tuple[str, int, str, str]] = []
-        """What was given up: the value, its bytes, and the values between which these are free."""
+        """An evicted value, its bytes, and the values between which these are free."""
         self.peak = self._held = buffers.start
         self.seconds = 0.0
         self._rewired: list[tuple[int, fx.Node, Recompute]] = []
         self._here: dict[Buffer, dict[fx.Node, Instance]] = {}
-        """The buffers that are held, and where each of their values can be read."""
+        """The buffers in memory, and where each of their values can be read."""
         self._gone: dict[Buffer, int] = {}
-        """The buffers that were given up, with the position by which they are wanted again."""
+        """The evicted buffers, with the position by which they are wanted again."""
         self._gave_up: dict[Buffer, int] = {}
-        """When each buffer was given up last."""
+        """When each buffer was evicted last."""
         self._wanted: dict[Buffer, list[int]] = {}
         """Positions at which a buffer is read to make another one again."""
         self._roots = {
@@ -88,7 +88,7 @@ class Eviction:
             expected.append(held + takes)
             held += takes - gives
         self._expected = torch.tensor(expected, dtype=torch.int64)
-        """What will be held at each call, by what is known so far."""
+        """The bytes in memory at each call, by the knowledge so far."""
 
     def run(self) -> bool:
         """Whether the step then stays within the limit. A walk that has to make too much again is not `complete`."""
@@ -135,7 +135,7 @@ class Eviction:
                 yield buffer
 
     def _bring(self, value: fx.Node, at: int) -> Instance:
-        """Where a value can be read at `at`; it is made again where it was given up."""
+        """The value that can be read at `at` in the place of another; it is made again where it was evicted."""
         buffer = self.buffers.of.get(value)
         if buffer is None:
             return value
@@ -214,7 +214,7 @@ class Eviction:
         return value if buffer is None else self._here[buffer][value]
 
     def _held_as(self, value: fx.Node) -> fx.Node:
-        """The value itself where it is held, else an equal one that is."""
+        """The value itself where it is in memory, else an equal one that is."""
         same = (value, *self._same.get(value, ()))
         return next(other for other in same if self._holds(other))
 
@@ -241,15 +241,15 @@ class Eviction:
             waiting += _operands(_call_of(value), [value])
         return sorted(found, key=lambda value: (position[_call_of(value)], position[value]))
 
-    # -- what is given up ------------------------------------------------------------------------------------------
+    # -- eviction -------------------------------------------------------------------------------------------------
 
     def _offer(self, buffer: Buffer) -> None:
-        """Put a buffer among those that can be given up. What it costs is reckoned when it comes to that."""
+        """Put a buffer among those that can be evicted. Its cost is reckoned when it comes to that."""
         self._tickets += 1
         heapq.heappush(self._queue, (-1.0, self._tickets, buffer))
 
     def _fit(self, at: int, pinned: Collection[Buffer]) -> None:
-        """Give up buffers, but none that is `pinned`, until what is held fits; note the peak."""
+        """Evict buffers, but none that is `pinned`, until the rest fits; note the peak."""
         aside: list[tuple[float, int, Buffer]] = []
         while self._held > self.limit and self._queue:
             entry = heapq.heappop(self._queue)
@@ -291,7 +291,7 @@ class Eviction:
         return min([*wanted, *([] if own is None else [own])], default=None)
 
     def _needed(self, buffer: Buffer, at: int, until: int) -> list[fx.Node]:
-        """What has to be made again at `until` if the buffer is given up at `at`."""
+        """The calls that have to be made again at `until` if the buffer is evicted at `at`."""
 
         def will_be_here(value: fx.Node) -> bool:
             other = self.buffers.of.get(value)
@@ -362,7 +362,7 @@ class Eviction:
 
 
 _ITS_OWN = ("key", "stands_for", "reason", "named", "why")
-"""What of a call's meta is not that of the same call made again."""
+"""Keys of a call's meta that are not those of the same call made again."""
 
 
 def _at(instance: Instance, of: dict[fx.Node, fx.Node], made: dict[Recompute, fx.Node]) -> fx.Node:
@@ -396,7 +396,7 @@ def _call_of(value: fx.Node) -> fx.Node:
 
 
 def _operands(call: fx.Node, values: Sequence[fx.Node]) -> list[fx.Node]:
-    """What a call reads to make some of its results: a collective can be made for these alone."""
+    """The operands of a call for some of its results: a collective can be made for these alone."""
     if ops.is_collective(call.target) and values[0] is not call:
         return [args_of(call)[0][args_of(value)[1]] for value in values]
     return call.all_input_nodes

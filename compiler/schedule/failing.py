@@ -1,5 +1,5 @@
 """Which calls can fail on a worker, whatever the shapes: those that look a value up (an index may be out of range),
-check one (a probability), or belong to a user. What else there is fails only where memory runs out."""
+check one (a probability), or belong to a user. Other calls fail only where memory runs out."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _SAFE = {
 _DIVIDE = ("div", "floor_divide", "remainder", "fmod")
 """They raise where an integer is divided by zero."""
 _CHECK = ("linalg_", "cholesky", "inverse", "lu_", "_assert", "binary_cross_entropy")
-"""Beginnings of the names of ops that check the values that they are given."""
+"""Beginnings of the names of ops that check their operands' values."""
 
 
 def can_fail(call: fx.Node) -> bool:
-    """Whether a call may raise for the values that it is given. A collective raises only where another call did."""
+    """Whether a call may raise for the values of its operands. A collective raises only where another call did."""
     always, for_integers = _can_fail(call.target)
     if always or not for_integers or not any(map(_is_integer, call.all_input_nodes)):
         return always
@@ -46,7 +46,7 @@ def can_fail(call: fx.Node) -> bool:
 
 @cache
 def _can_fail(target: Any) -> tuple[bool, str]:
-    """Whether calls of an op may raise, whatever they are given; and whether they may where an operand is of integers:
+    """Whether calls of an op may raise, whatever their operands; and whether they may where an operand is of integers:
     "" for never, "integer result" where the result is too, "always"."""
     if target is ops.kernel:  # it may look something up
         return False, "always"

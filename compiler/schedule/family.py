@@ -83,7 +83,7 @@ def plan_at(plan: Plan, values: Mapping[str, int]) -> Plan:
 
 
 def _spans(template: Template) -> list[Any]:
-    """What lies in the arena of a plan, and that of each of its functions."""
+    """The lifetimes in the arena of a plan, and of each of its functions."""
     own = [[_with_expressions(span.size), span.first, span.last] for span in template.spans]
     return [own, {name: _spans(function) for name, function in template.functions.items()}]
 
@@ -127,7 +127,7 @@ def _lay_out(decoder: TorchDecoder, head: Any, program: Any, written: Any, depth
 
 
 def sizes_of_inputs(plan: Plan, names: list[str], tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """What the named sizes of a plan are in these tensors. `names` are those of the plan's inputs. Raises MonarchError
+    """The values of a plan's named sizes in these tensors. `names` are those of the plan's inputs. Raises MonarchError
     where a name stands for two numbers."""
     decoder = TorchDecoder(f"plan '{plan.name}'")
     sizes = decoder.mapping(plan.sizes, "its sizes")

@@ -1,4 +1,4 @@
-"""What a worker holds as a schedule runs, from buffers that are followed through every instruction.
+"""A worker's memory as a schedule runs, from buffers that are followed through every instruction.
 
 Each instruction is carried out on tensors without data of one worker's shapes (torch's meta device), so that which
 results share a buffer with what they read (views, writes in place, a reshape that has to copy or has not) is what torch
@@ -69,12 +69,12 @@ class _Follower:
     schedule: Schedule
     slots: dict[int, Any] = field(default_factory=dict)
     counts: dict[int, int] = field(default_factory=dict)
-    """How often each buffer is held."""
+    """How many values refer to each buffer."""
     sizes: dict[int, int] = field(default_factory=dict)
     dead: list[int] = field(default_factory=list)
     """Sizes of the buffers that nothing holds any more."""
     kept: list[torch.Tensor] = field(default_factory=list)
-    """What the worker holds through the step: a buffer is known by its address, so it must not go."""
+    """The tensors that a worker keeps through the step: a buffer is known by its address, so it must not go."""
     takers: dict[int, int] = field(default_factory=dict)
     """The slot of the value that took each buffer."""
 
@@ -87,7 +87,7 @@ class _Follower:
         return found
 
     def run(self, stop: int | None = None) -> Footprint:
-        """Follow the schedule, up to the end of instruction `stop` where one is given."""
+        """Follow the schedule, up to the end of instruction `stop`, by default to its end."""
         schedule, graph = self.schedule, self.schedule.graph
         calls = iter(schedule.calls)
         inputs: dict[int, int] = {}
@@ -205,7 +205,7 @@ _WITH_REGIONS = frozenset(op.name for op in ops.WITH_REGIONS)
 
 
 def _within(region: Graph) -> int:
-    """What a region takes at its peak, besides what it is given."""
+    """The peak of a region's memory, besides its operands."""
     schedule = Schedule(region.copy())
     found = footprint(schedule)
     return found.peak[0] - sum(found.inputs.values())
@@ -228,7 +228,7 @@ def gives_list(op: str) -> bool:
     return known or op not in LOCAL_OPS and len(find_op(op)._schema.returns) != 1
 
 
-# -- collectives: what they give, on one worker ------------------------------------------------------------------------
+# -- collectives: their results on one worker -------------------------------------------------------------------------
 
 Tensors = Sequence[torch.Tensor]
 

@@ -91,8 +91,8 @@ def _committing(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def _inputs(graph: Graph, plans: Sequence[Plan]) -> tuple[tuple[ValueSpec, ...], tuple[bool, ...]]:
-    """The inputs of the parts in the order of the program's, and which a step may overwrite. What several parts read
-    stands there once for each."""
+    """The inputs of the parts in the order of the program's, and which a step may overwrite. An input of several parts
+    is there once for each."""
     known = {
         (number, spec.kind, spec.label): (spec, donated)
         for number, plan in enumerate(plans)
@@ -109,7 +109,7 @@ def _inputs(graph: Graph, plans: Sequence[Plan]) -> tuple[tuple[ValueSpec, ...],
 
 
 def _outputs(graph: Graph, names: list[str], plans: Sequence[Plan]) -> tuple[ValueSpec, ...]:
-    """What the program returns, in order, then every state that it changes or makes."""
+    """The program's results, in order, then every state that it changes or makes."""
     returned = [iter([spec for spec in plan.outputs if spec.kind == "return"]) for plan in plans]
     states = [{spec.label: spec for spec in plan.outputs if spec.kind == "state"} for plan in plans]
     found: list[ValueSpec] = []
@@ -123,8 +123,8 @@ def _outputs(graph: Graph, names: list[str], plans: Sequence[Plan]) -> tuple[Val
 
 
 def _costs(names: list[str], plans: Sequence[Plan], transfers: Sequence[Transfer]) -> dict[str, Any]:
-    """What the parts cost together: ops, collectives by part and mesh dim, the bytes that go from part to part, the
-    peak of the fullest worker, and what is computed again on all; and by part what it costs alone."""
+    """The costs of the parts together: ops, collectives by part and mesh dim, the bytes that go from part to part, the
+    peak of the fullest worker, and the calls made again on all; and by part its own costs."""
     moved: dict[str, dict[str, int]] = {}
     for transfer in transfers:
         entry = moved.setdefault(f"{names[transfer.source]} -> {names[transfer.target]}", {"count": 0, "bytes": 0})

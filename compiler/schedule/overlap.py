@@ -15,7 +15,7 @@ from monarch.compiler.schedule.buffers import peak_of
 
 
 class OverlapCollectives(Pass):
-    """Start each collective as soon as what it moves is there, and wait for it where its first result is read.
+    """Start each collective as soon as its operands are computed, and wait for it where its first result is read.
 
         %g = aten.mm(%t, %d)
         %e = aten.mm(%d, %w)                   # needs nothing of the sum
@@ -101,7 +101,7 @@ def _is_waited_for(value: fx.Node) -> bool:
 
 
 def _made(value: fx.Node, at: dict[fx.Node, float]) -> float:
-    """Where a value is there: one of several results as soon as all of them are."""
+    """The position at which a value is computed: one of several results as soon as all of them are."""
     return at[args_of(value)[0]] if value.target is operator.getitem else at[value]
 
 

@@ -1,6 +1,6 @@
-"""What a worker does of a partitioned graph, and when: instructions in order, buffers, lifetimes, the commit point.
+"""A worker's schedule of a partitioned graph: instructions in order, buffers, lifetimes, the commit point.
 
-The passes that choose what a worker holds make schedules to know what that is; a plan is the last one, written down.
+The passes that bound a worker's memory make schedules to know it; a plan is the last one, written down.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Schedule:
         self.last = self.last_uses()
         self.replaced = graph.states.keys() & graph.updates.keys()
         self.sources: dict[Source, int] = {}
-        self._numbers: dict[int, int] = {}  # the same, by the id of what a node holds: calls share these
+        self._numbers: dict[int, int] = {}  # the same, by the id of a node's target and arguments: calls share these
         self.overwrites: list[bool] = []
         self.state_writers: list[int] = []
         for at, node in enumerate(self.calls):
@@ -95,7 +95,7 @@ class Schedule:
 
     @cached_property
     def outputs(self) -> tuple[ValueSpec, ...]:
-        """What the step returns, in order, and every state that it changes or makes."""
+        """The step's results, in order, and every state that it changes or makes."""
         states = self.graph.states
         returned = [node for node in self.graph.returns if node is not None]
         specs = [
@@ -158,7 +158,7 @@ class Schedule:
         graph.set_output(returns, updates)
 
     def is_part(self, value: fx.Node) -> bool:
-        """Whether a value is a view of less than the whole buffer that it lies in."""
+        """Whether a value is a view of less than its whole buffer."""
         root = self.roots[value]
         if root is value:
             return False
@@ -178,7 +178,7 @@ class Schedule:
 
     def written(self, node: fx.Node, i: int) -> list[fx.Node]:
         """The nodes whose buffers the op writes its results over: that of its first operand for ATen's in-place ops, of
-        any operand for a kernel, which is told so."""
+        any operand for a kernel, by its argument `over`."""
         if node.target is ops.kernel:
             return self.written_by_kernel(node, i)
         packet = getattr(node.target, "overloadpacket", None)

@@ -13,7 +13,7 @@ from monarch.compiler.symbols import Scope, value_at
 
 @dataclass(frozen=True)
 class Template:
-    """A plan with sizes that are expressions, the conditions under which it is right, and what it takes to run it.
+    """A plan with sizes that are expressions, the conditions under which it is right, and the data to run it.
 
     `plan`     its types, instructions' arguments and regions have Sizes; offsets in the arena are those of the example
     `spans`    what lies in the arena, in the order of the instructions' regions

@@ -1,4 +1,4 @@
-"""From C++ source to a shared object, once a host: built objects lie on disk under the hash of all that they depend on.
+"""From C++ source to a shared object, once a host: built objects are on disk under the hash of all that they depend on.
 
 The key is made of the source (or of all that it is written from, so that it need not be written to find out that its
 object is there), the flags, the compiler's file and this host's processor, so that an object built for
@@ -90,8 +90,8 @@ def build(source: str | Unwritten, compiler: Compiler, folder: Path | None = Non
 @functools.lru_cache(maxsize=1024)
 def load(path: Path, kind: type[ctypes.CDLL] = ctypes.CDLL) -> ctypes.CDLL:
     """A built object, loaded; a `ctypes.PyDLL` if it works on Python's objects. Raises BuildError unless it and its
-    folder are such that only the user can have written it, and it is whole: what is loaded is run, and what is cut
-    short ends the process."""
+    folder are such that only the user can have written it, and it is whole: its code is run, and a truncated object
+    would end the process."""
     private_folder(path.parent)
     if not is_ours(path) or not is_whole(path):
         raise BuildError(f"{path} is no kernel that was built here")
@@ -107,7 +107,7 @@ def _key(source: str, compiler: Compiler) -> str:
 
 @functools.cache
 def processor() -> str:
-    """What -march=native depends on: the first processor's model and features, as the kernel tells them."""
+    """The processor that -march=native means: the first one's model and features, by the kernel's report."""
     names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU implementer", "CPU part")
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
@@ -128,8 +128,8 @@ def run(command: list[str]) -> None:
 
 
 def build_kernels(texts: Sequence[str]) -> Path | None:
-    """One shared object with all the kernels, from the cache or freshly built; None where none can be built, which is
-    said once on standard error."""
+    """One shared object with all the kernels, from the cache or freshly built; None where none can be built, with one
+    line about it on standard error."""
     if not texts:
         return None
     compiler = find_compiler()

@@ -1,7 +1,7 @@
 """Kernels as one C++ translation unit, which a C++17 compiler builds without any header but <cstdint>.
 
 Each kernel is a function `int64_t name(void* const* p, int64_t threads, const int64_t* given)`: `p` has the addresses
-of the inputs' and then the outputs' first elements, and `given` what a sized kernel takes (`Sized`); it gives 0 or,
+of the inputs' and then the outputs' first elements, and `given` the numbers of a sized kernel (`Sized`); it gives 0 or,
 where a gather's index was out of range, 1 + the number of that statement, counted over all nests of the kernel. Its
 nests run one after the other, each divided among the threads where it is large enough to pay. A result has the same
 bits whatever the number of threads.
@@ -75,7 +75,7 @@ static int64_t run(Nest nest, void* const* p, const int64_t* n, int64_t units, i
 
 @dataclass(frozen=True)
 class Sized:
-    """What is written for a sized kernel.
+    """The C++ of a sized kernel.
 
     `name`     of its function, which depends on all that it computes but sizes and strides
     `text`     of this function
@@ -92,7 +92,7 @@ class Sized:
 
 @lru_cache(maxsize=1024)
 def sized(kernel: Kernel) -> Sized:
-    """What is written for a sized kernel."""
+    """The C++ of a sized kernel."""
     parted = split(kernel)
     calls = [_Call(parted.kernel, at, False) for at in range(len(parted.origin))]
     nests: dict[str, str] = {}
@@ -164,8 +164,8 @@ def emit(kernels: Sequence[Kernel], *, lines: bool = False) -> str:
 
 
 def origin(kernels: Sequence[Kernel]) -> str:
-    """All that `emit` of these kernels depends on, which is found sooner than what it gives: the kernels, and the files
-    of which this program that writes them consists."""
+    """All that `emit` of these kernels depends on, which is found sooner than its result: the kernels, and the source
+    files of this emitter."""
     written = (symbol(kernel) if kernel.sized else print_kernel(kernel, lines=False) for kernel in kernels)
     return "\n".join([writer(), *dict.fromkeys(written)])
 
@@ -217,7 +217,7 @@ _HEAD = """extern "C" __attribute__((visibility("default"))) int64_t
 
 
 def _given(call: _Call, parted: Split) -> list[int]:
-    """What a sized kernel is called with for one of its nests."""
+    """The arguments of a sized kernel for one of its nests."""
     function = call.shared
     return [function.units, _pieces(function), *_offsets(function, parted), *function.numbers]
 

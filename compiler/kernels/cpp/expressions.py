@@ -33,7 +33,7 @@ COSTS = {
     **dict.fromkeys(("tanh", "erf"), 24),
     **dict.fromkeys(("sin", "cos", "pow"), 60),
 }
-"""What a pointwise op costs, where an addition is 1."""
+"""The cost of a pointwise op, where an addition is 1."""
 
 
 def memory_type(dtype: torch.dtype) -> str:

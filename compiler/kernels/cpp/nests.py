@@ -229,7 +229,7 @@ class NestWriter(StatementWriter):
         self.out += [*levels[0], *self._vector_loop(levels[1])]
 
     def _used(self, segment: Segment, arrays: set[int]) -> set[int]:
-        """What a segment reads from arrays: values kept by others, and earlier reductions."""
+        """The values that a segment reads from arrays: values kept by others, and earlier reductions."""
         wanted = {operand for number in segment.needed for operand in operands(self.body[number])} - segment.needed
         targets = {number for number in segment.targets if isinstance(self.body[number], Reduce)}
         return {n for n in wanted if n in arrays or isinstance(self.body[n], Reduce)} - targets

@@ -1,4 +1,4 @@
-"""Which exponentials need less than the whole range of `exp_`, from what they are made of and who reads them."""
+"""Which exponentials need less than the whole range of `exp_`, by their operands and their readers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from monarch.compiler.loops.nests import operands
 
 
 def exponentials(body: Sequence[Statement], dtypes: Sequence[torch.dtype]) -> dict[int, str]:
-    """Names in vector_math.h for exponentials in float32 of what is never positive, as in softmax: of a value less
-    the greatest such. Where they are only summed the greatest is 1, beside which what is below 2^-125 does not count.
+    """Names in vector_math.h for exponentials in float32 of values that are never positive, as in softmax: of a value
+    less the greatest such. Where they are only summed the greatest is 1, beside which values below 2^-125 do not count.
 
     The values have the same bits as those of `exp_`, and the sums too.
     """

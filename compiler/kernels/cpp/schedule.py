@@ -1,5 +1,4 @@
-"""How a nest's loops lie: which dim the vectors run along, in which order the others stand, what is divided among
-threads.
+"""The order of a nest's loops: which dim the vectors run along, the order of the others, and which loop threads divide.
 
 Three forms, told apart by the dim of the vectors, which is that along which most memory is next to each other:
 
@@ -28,7 +27,7 @@ _MOST_ARRAYS = 64
 class Schedule:
     """`kept` and `reduced` are loops from the outermost to the innermost, `vector` among the last of one of them.
     `split` is the kept loop that threads divide, or -1. `tile` is the loop around the vector's where the two
-    are cut into blocks, so that what is read at a stride comes from few cache lines; or -1."""
+    are cut into blocks, so that reads at a stride touch few cache lines; or -1."""
 
     kept: tuple[int, ...]
     reduced: tuple[int, ...]
@@ -85,7 +84,7 @@ def _accesses(nest: Nest) -> list[tuple[Index, frozenset[int]]]:
 
 
 def _cost(nest: Nest, dim: int) -> float:
-    """Of an element, where vectors run along a dim: what its memory accesses and the loop's start and end come to."""
+    """The cost of an element, where vectors run along a dim: of its memory accesses and the loop's start and end."""
     size = nest.dims[dim]
     shortest = max(1 / LANES, 1 / size)
     cost = 2 / size

@@ -1,4 +1,4 @@
-"""What is to be known of a nest's values before it is written: along which loops they vary, after which reductions they
+"""The facts about a nest's values that its emitter needs: along which loops they vary, after which reductions they
 come, and in which segments they are computed.
 
 Reductions that depend on each other follow each other as *segments* of loops. A value that varies along reduced dims
@@ -28,15 +28,15 @@ _MOST_KEPT = 256 << 10
 _MOST_STAGED = 16
 """Tiles on the stack."""
 _CHEAP = 3
-"""What computing a value again may cost instead of keeping it."""
+"""The most that computing a value again may cost instead of keeping it."""
 
 
 @dataclass
 class Segment:
     """Loops that run one after the other within the kept loops: `reduced` ones or, for columns, those along the block.
 
-    `targets` are the statements for which it is there, `needed` all that it computes, `kept` what of that is written
-    to arrays for later segments."""
+    `targets` are its statements, `needed` all that it computes, `kept` the part of these that is written to arrays for
+    later segments."""
 
     phase: int
     reduced: bool
@@ -106,7 +106,7 @@ class Segments:
         return found
 
     def _staged(self) -> frozenset[int]:
-        """Loads that lie one after the other along the tile's dim, and at a stride along the vectors'."""
+        """Loads of consecutive elements along the tile's dim, and at a stride along the vectors'."""
         tile, vector = self.schedule.tile, self.schedule.vector
         found = [
             number
@@ -125,7 +125,7 @@ class Segments:
         return not along & self.reduced and not (self.schedule.columns and self.schedule.vector in along)
 
     def _loaded_later(self, store: int, after: int) -> int:
-        """The last segment beyond `after` that loads from what a store may overwrite, or -1."""
+        """The last segment beyond `after` that loads from memory which a store may overwrite, or -1."""
         target = self.body[store]
         assert isinstance(target, Store)
         inputs = self._overwrites.get(target.buffer, frozenset())
@@ -222,7 +222,7 @@ class Segments:
 
     @cached_property
     def _costs(self) -> list[float]:
-        """What computing each value again in another segment comes to."""
+        """The cost of computing each value again in another segment."""
         found: list[float] = []
         for number, statement in enumerate(self.body):
             cost = sum(found[operand] for operand in operands(statement))

@@ -31,7 +31,7 @@ def simplify(nest: Nest, dtypes: Sequence[torch.dtype | None]) -> Simple:
 
 
 def _live(nest: Nest) -> tuple[Nest, tuple[int, ...]]:
-    """Stores, gathers (which may fail), and what they need; and each of them once."""
+    """Stores, gathers (which may fail), and their operands; and each of them once."""
     same: dict[Statement, int] = {}
     number_of: dict[int, int] = {}
     body: list[Statement] = []

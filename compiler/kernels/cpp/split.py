@@ -56,7 +56,7 @@ LEAST_WORK = 1 << 24
 """Of all elements together, an addition being 1: about a millisecond. For less, starting threads and waiting for them
 took as long as they spared."""
 MOST_SCRATCH = 1 << 26
-"""Bytes that a thread keeps for the pieces of a nest's sums, which take a 16th of what is added up or less; a nest that
+"""Bytes that a thread keeps for the pieces of a nest's sums, which take a 16th of the summands or less; a nest that
 would need more is left to one thread."""
 
 
@@ -164,7 +164,7 @@ def _divided(nest: Nest, dtypes: Sequence[torch.dtype | None], number: int) -> _
 
 
 def _behind(nest: Nest) -> frozenset[int]:
-    """The stores, and what they need up to the reductions, without these."""
+    """The stores, and their operands up to the reductions, without these."""
     found: set[int] = set()
     for number in range(len(nest.body) - 1, -1, -1):
         statement = nest.body[number]

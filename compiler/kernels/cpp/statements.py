@@ -39,7 +39,7 @@ class StatementWriter:
         self.numbers: dict[tuple[object, ...], tuple[str, int]] = {}
 
     def _number(self, key: tuple[object, ...], value: int) -> str:
-        """A size or a stride: as it is or, where the text is shared, the name of what the caller gives."""
+        """A size or a stride: as it is or, where the text is shared, the name of the caller's argument."""
         if not self.shared:
             return str(value)
         name, _ = self.numbers.setdefault(key, (f"n{len(self.numbers)}", value))
@@ -141,8 +141,8 @@ class StatementWriter:
     def _levels(
         self, loops: Sequence[int], numbers: Iterable[int], read_arrays: set[int], kept: set[int]
     ) -> list[list[str]]:
-        """What stands in each of the loops, from outside all of them to the innermost: loads and values, then what
-        goes to arrays, then stores."""
+        """The statements of each loop, from outside all of them to the innermost: loads and values, then stores to
+        arrays, then stores."""
         place = {dim: at + 1 for at, dim in enumerate(loops)}
         levels: list[list[str]] = [[] for _ in range(len(loops) + 1)]
         last: list[list[str]] = [[] for _ in levels]

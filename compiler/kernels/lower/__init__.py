@@ -1,7 +1,7 @@
 """From a group of a graph's ops to the nest of loops that computes them.
 
 The method is define-by-index: the value of an op at an index is an expression of its operands' values at indices that
-follow from it. A view only rewrites the index; a reduction binds the nest's reduced dims; what is not in the group is
+follow from it. A view only rewrites the index; a reduction binds the nest's reduced dims; a value outside the group is
 loaded. Whatever cannot be said so is `Unfusable`, and then it is no group.
 """
 

@@ -1,4 +1,4 @@
-"""A group of ops as one nest: which loops, in which coordinates its results are computed, and what is left of it."""
+"""A group of ops as one nest: its loops, the coordinates of its results, and the form that simplification leaves."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FusionGroup:
     nest: Nest
 
     def traffic(self, tensors: Tensors) -> int:
-        """The bytes that it reads and writes, if what is read twice at one index is read once."""
+        """The bytes that it reads and writes, where two reads at one index count once."""
         itemsizes = [tensors[node].dtype.itemsize for node in (*self.inputs, *self.outputs)]
         return sum(elements * itemsizes[access.buffer] for access, elements in self.nest.touches)
 
@@ -232,7 +232,7 @@ def _coordinates(anchor: Space, fine: list[tuple[int, int]], dims: tuple[int, ..
     return tuple(Affine(0, tuple(each)) for each in strides)
 
 
-# -- what is left ------------------------------------------------------------------------------------------------------
+# -- the simplified nest ----------------------------------------------------------------------------------------------
 
 
 def _finished(lower: Lowering, outputs: Sequence[fx.Node], far: int) -> FusionGroup:

@@ -1,4 +1,5 @@
-"""What lowering reads of a group of ops, as a key: groups that are alike, such as those of equal layers, have one."""
+"""The facts that lowering reads of a group of ops, as a key: groups that are alike, such as those of equal layers, have
+one."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ _NUMBERS = itertools.count()
 
 
 class Pattern:
-    """Its members, the views and constants behind these, through which lowering looks, and what the values behind them
-    are on a worker. `nodes` are all of these as they are met, so that nodes which stand at one place of two groups that
-    are alike have one number. Raises TypeError where an argument has no hash."""
+    """Its members, the views and constants behind these, through which lowering looks, and the types on a worker of the
+    values behind them. `nodes` are all of these as they are met, so that nodes which stand at one place of two groups
+    that are alike have one number. Raises TypeError where an argument has no hash."""
 
     def __init__(self, members: Collection[fx.Node], context: LoweringContext) -> None:
         self.numbers: dict[fx.Node, int] = {}
@@ -50,7 +51,7 @@ class Pattern:
 
 
 def _call(node: fx.Node, context: LoweringContext) -> tuple[int, list[fx.Node]]:
-    """A number for what lowering reads of a call besides its operands, and these."""
+    """A number for the facts that lowering reads of a call besides its operands, and these."""
     found = context.calls.get(node)
     if found is None:
         operands: list[fx.Node] = []

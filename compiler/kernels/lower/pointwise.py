@@ -15,7 +15,7 @@ from monarch.compiler.loops.signatures import BOOL, FLOATS
 
 
 def _inputs(lower: Lowering, node: fx.Node, at: At, *names: str, dtype: torch.dtype | None = None) -> list[int]:
-    """The operands of those names, broadcast and in one dtype: the promoted one, if none is given."""
+    """The operands of those names, broadcast and in one dtype: by default the promoted one."""
     operands = arguments(node, *names)
     dtype = dtype or lower.promoted(*operands)
     shape = lower.tensors[node].shape

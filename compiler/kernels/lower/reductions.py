@@ -238,7 +238,7 @@ def _rms_scale(lower: Lowering, node: fx.Node, at: At) -> int:
 
 
 class _Gradient:
-    """What the gradients of both norms share: the incoming gradient and the normalized input at an element. The
+    """The shared part of both norms' gradients: the incoming gradient and the normalized input at an element. The
     statistics come from the forward pass, of shape [..., 1, 1]."""
 
     def __init__(self, lower: Lowering, call: fx.Node) -> None:

@@ -32,7 +32,7 @@ from monarch.compiler.ops.record import of_packet, record
 from monarch.compiler.rules.call import argument
 
 Tensors = Mapping[fx.Node, Buffer]
-"""What each value of the graph that is one tensor is on a worker: dtype, local shape, strides."""
+"""Each value of the graph that is one tensor, as it is on a worker: dtype, local shape, strides."""
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -80,7 +80,7 @@ def handler(*names: str) -> Callable[[Handler], Handler]:
 
 
 def lowering_of(key: str) -> Handler | None:
-    """What lowers a node with this key (`key_of`); None where nothing does."""
+    """The lowering of a node with this key (`key_of`); None where there is none."""
     op, number = _parts(key)
     return (of_packet(op, "lower") or {}).get(number)
 
@@ -103,7 +103,7 @@ def _parts(key: str) -> tuple[str, int]:
 
 
 def key_of(node: fx.Node) -> str:
-    """What lowers a node: its op's name, or for one of several results "op#number"."""
+    """The key of a node's lowering: its op's name, or for one of several results "op#number"."""
     if node.op != "call_function":
         return node.op
     if node.target is operator.getitem:
@@ -131,7 +131,7 @@ class LoweringContext:
     sizes: Mapping[str, int] = field(default_factory=dict)
     sums: bool = False
     calls: dict[fx.Node, tuple[int, list[fx.Node]]] = field(default_factory=dict)
-    """What `pattern` has found of the graph's calls."""
+    """The results of `pattern` for the graph's calls."""
 
 
 @dataclass
@@ -153,9 +153,9 @@ class Lowering:
     _values: dict[tuple[fx.Node, At], int] = field(default_factory=dict)
     _line: str = ""
     _summand: int = -1
-    """What a sum over the kept dims adds up; -1 before that is known."""
+    """The summand of a sum over the kept dims; -1 before that is known."""
     _adds_up: bool = False
-    """Whether that is what is lowered, and reductions run over the kept dims."""
+    """Whether this sum is lowered now, and reductions run over the kept dims."""
 
     def __post_init__(self) -> None:
         self.tensors, self.key, self.rounding = self.context.tensors, self.context.key, self.context.rounding
@@ -165,7 +165,7 @@ class Lowering:
     # -- statements ----------------------------------------------------------------------------------------------
 
     def add(self, statement: Statement, dtype: torch.dtype | None) -> int:
-        # Python holds 1 == 1.0 == True and 0.0 == -0.0: a constant is told apart by how it is written.
+        # In Python 1 == 1.0 == True and 0.0 == -0.0: the key of a constant is its text.
         key = (statement, repr(statement.value)) if isinstance(statement, Constant) else statement
         number = self._known.get(key)
         if number is None:
@@ -258,7 +258,7 @@ class Lowering:
         return self.op("where", condition, term, other)
 
     def _equal_to_position(self, equal: Op) -> int | None:
-        """What a position along the reduced dim is compared with, if that is the same for all."""
+        """The operand of the comparison with a position along the reduced dim, if that is the same for all."""
         for position, place in (equal.args, equal.args[::-1]):
             if self.body[position] == Position(len(self.dims) - 1) and not self.is_reduced(place):
                 return place
@@ -317,7 +317,7 @@ class Lowering:
             try:
                 return self._lowered(node, at)
             except Unfusable:
-                pass  # what it has written already is used by nobody, and is dropped at the end
+                pass  # nothing uses the statements that it has written already; they are dropped at the end
         return self.load(node, at)
 
     def _lowered(self, node: fx.Node, at: At) -> int:

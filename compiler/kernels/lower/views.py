@@ -98,7 +98,7 @@ def _constant(lower: Lowering, node: fx.Node, value: float | int | bool) -> int:
 
 
 def _filled(value: int | str, *names: str) -> None:
-    """Ops that fill what they make: with a number, or with their argument of that name."""
+    """Ops that fill their result: with a number, or with their argument of that name."""
 
     @_transparent(*names)
     def lowered(lower: Lowering, node: fx.Node, at: At) -> int:

@@ -1,7 +1,7 @@
 """A plan's kernels compiled for its GPU, ahead of time, on a machine that may have none.
 
-What was compiled lies on disk under the hash of all that it depends on: the kernel's Triton text and launches, the
-target, and the version of triton. A file that was damaged is compiled again.
+Machine code is on disk under the hash of all that it depends on: the kernel's Triton text and launches, the target, and
+the version of triton. A file that was damaged is compiled again.
 """
 
 from __future__ import annotations
@@ -52,9 +52,8 @@ OnCompiled = Callable[[str, float], None]
 def with_binaries(plan: Plan, on_compiled: OnCompiled | None = None, calls: Sequence[TemplateSite] = ()) -> Plan:
     """The plan with machine code for each of its kernels, and for the calls that templates run.
 
-    Where triton is not installed, the plan as it is, which is said once on standard error: the kernels are then
-    compiled where the plan is loaded. Raises BuildError for a cache folder that cannot be trusted, and what Triton
-    raises.
+    Where triton is not installed, the plan as it is, with one line about it on standard error: the kernels are then
+    compiled where the plan is loaded. Raises BuildError for a cache folder that cannot be trusted, and Triton's errors.
     """
     kernels = kernels_of(plan)
     if plan.target == "cpu" or not (kernels or calls):
@@ -124,8 +123,8 @@ def kernel_binary(kernel: Kernel, target: str, version: str, folder: Path, tiles
 
 
 def cached(folder: Path, parts: Sequence[str], kernel: str, compiled: Callable[[], KernelBinary]) -> KernelBinary:
-    """The machine code of the kernel with the hash `kernel`, which depends on `parts` alone: what lies in `folder`, or
-    what `compiled` gives."""
+    """The machine code of the kernel with the hash `kernel`, which depends on `parts` alone: from `folder`, or from
+    `compiled`."""
     digest = hashlib.sha256()
     for part in (_FORMAT, *parts):
         digest.update(hashlib.sha256(part.encode()).digest())
@@ -191,7 +190,7 @@ def _write(path: Path, binary: KernelBinary) -> None:
 
 
 def _read(path: Path) -> KernelBinary | None:
-    """What `_write` left; None where nothing is, or something else."""
+    """The record that `_write` left; None where there is none, or another file."""
     if not is_there(path):
         return None
     data = path.read_bytes()

@@ -1,7 +1,7 @@
 """Calls of ATen's ops that templates run in a plan for a GPU: which, and their machine code.
 
-A call stays in the plan as it is, and says what is computed; its machine code lies beside it. Calls of one op on
-tensors that lie alike share theirs.
+A call stays in the plan as it is, as the meaning; its machine code is beside it. Calls of one op on tensors of the same
+shapes and strides share theirs.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class TemplateSite:
 
 def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[TemplateSite]:
     """The calls of a plan that a template is to run: those that it takes and, where `when` is "auto", those for which
-    it is estimated to be faster than ATen's op in parts. `graph` is what the plan was made of."""
+    it is estimated to be faster than ATen's op in parts. `graph` is that of the plan."""
     known = templates()
     if when == "off" or not any(each.op in known for each in plan.instructions):
         return []
@@ -119,7 +119,7 @@ def calls_of(plan: Plan, graph: Graph, when: str = "auto") -> list[TemplateSite]
         if (call := found[key]) is None:
             continue
         call = found[key] = replace(call, instructions=(*call.instructions, at))
-        for user in node.users:  # its results lie as the template makes them
+        for user in node.users:  # its results have the template's strides
             if user.target is operator.getitem:
                 tensors[user] = call.outputs[args_of(user)[1]]
     return [call for call in found.values() if call is not None]
@@ -147,7 +147,7 @@ def _buffers(node: fx.Node, tensors: Mapping[fx.Node, Buffer]) -> tuple[tuple[An
 
 
 def _seconds(work: CallCost, dtype: torch.dtype, target: str) -> tuple[float, float]:
-    """What the template is estimated to take, and the op in parts."""
+    """The estimated time of the template, and of the op in parts."""
     machine = MACHINES[target]
     rate = machine.rate(DTYPE_NAMES[dtype])
     ours = work.launches * machine.start + max(work.flops / (rate * work.reached), work.moved / machine.memory)

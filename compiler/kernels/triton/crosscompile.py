@@ -21,7 +21,7 @@ Constant: TypeAlias = "int | float | bool | str | None | triton.language.dtype |
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """Machine code for one kernel with its constants fixed, and what a launch needs to know.
+    """Machine code for one kernel with its constants fixed, and the facts that a launch needs.
 
     `binary` is a cubin or an hsaco, `assembly` the PTX or AMDGCN text, `layouts` the TritonGPU IR that shows how
     tensors lie in registers. `metadata` is Triton's own, as JSON has it, less what names this machine: as `{name}.json`
@@ -61,7 +61,7 @@ def cross_compile(
     `waves_per_eu`…).
 
     Raises MonarchError for an unknown target, parameter or option (Triton itself ignores the last two silently), and
-    where triton is not installed. What is wrong in the kernel raises Triton's CompilationError, with the kernel's line.
+    where triton is not installed. An error in the kernel raises Triton's CompilationError, with the kernel's line.
     """
     check_target(target)
     compiler = _triton()

@@ -37,7 +37,7 @@ from triton.language.extra import libdevice
 
 def emit(kernel: Kernel, *, lines: bool = False, tiles: Tiles | None = None) -> TritonSource:
     """The kernel as Triton; the same text for the same kernel. `lines` puts the user's line behind each statement, for
-    people: what is compiled has none. `tiles` are those of its matrix products (`variants_of`).
+    people: compiled text has none. `tiles` are those of its matrix products (`variants_of`).
 
     Arithmetic is that of the IR, rounded where it says: compile without fusing multiplications and additions.
     Raises MonarchError for a kernel of more programs than a launch can have.
@@ -339,7 +339,7 @@ class _Work:
             self.add(function, self.plan.splits)
 
     def finish(self, function: Function, splits: int) -> None:
-        """Store: what does not move along r once, the rest in a tile, or a loop over tiles, of it."""
+        """Store: values that do not move along r once, the others in a tile, or a loop over tiles, of it."""
         body = function.nest.body
         still, along = function.stores()
         function.compute([statement.value for at in still if isinstance(statement := body[at], Store)])

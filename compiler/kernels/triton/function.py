@@ -1,7 +1,7 @@
-"""The text of one Triton function: what a program of a nest's schedule does.
+"""The text of one Triton function: a program of a nest's schedule.
 
-Statements go into the innermost scope that they need: what varies along r into the loop over r, where there is one, and
-everything else before it. Each value is computed once in a scope.
+Statements go into the innermost scope that they need: those that vary along r into the loop over r, where there is one,
+and all others before it. Each value is computed once in a scope.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Function:
         return self.schedule.r >= 0 and not self.schedule.persistent
 
     def shape(self, axes: Iterable[Axis]) -> Shape:
-        """The shape of what varies along some axes."""
+        """The shape of a value that varies along some axes."""
         names = {axis.name for axis in axes}
         along = tuple(axis.name in names for axis in self.tile)
         return along if any(along) else ()
@@ -138,7 +138,7 @@ class Function:
         return f"[{', '.join(sizes)}]"
 
     def suffix(self, name: str) -> str:
-        """What turns a vector into one along an axis of the tile."""
+        """The index that turns a vector into one along an axis of the tile."""
         if len(self.tile) < 2:
             return ""
         return f"[{', '.join(':' if axis.name == name else 'None' for axis in self.tile)}]"
@@ -156,7 +156,7 @@ class Function:
     # Programs, axes and coordinates ----------------------------------------------------------------------------------
 
     def begin(self, splits: int, start: str = "") -> None:
-        """What this program is: its block along each kept axis and, of `splits`, its split."""
+        """The place of this program: its block along each kept axis and, of `splits`, its split."""
         program = f"tl.program_id(0){'.to(tl.int64)' if self.wide else ''}{f' - {start}' if start else ''}"
         factors = [(axis.name, axis.blocks) for axis in reversed(self.schedule.kept) if axis.runtime or axis.blocks > 1]
         factors += [("split", splits)] if splits > 1 else []
@@ -242,7 +242,7 @@ class Function:
         return " + ".join(terms)
 
     def mask(self, axes: Iterable[Axis], *more: str) -> str:
-        """The condition that the elements along some axes are there, and more; "" for none."""
+        """The condition that the elements along some axes exist, and more; "" for none."""
         terms = [self.masks[axis.name] for axis in axes if axis.name in self.masks]
         terms.extend(text for text in more if text)
         return " & ".join(terms)
@@ -250,7 +250,8 @@ class Function:
     # Values ----------------------------------------------------------------------------------------------------------
 
     def needed(self, targets: Iterable[int]) -> list[int]:
-        """What has still to be computed for `targets`, in order. A reduction is there, or it is not needed yet."""
+        """The values that have still to be computed for `targets`, in order. A reduction is computed already, or not
+        needed yet."""
         found: set[int] = set()
         left = list(targets)
         while left:
@@ -425,7 +426,7 @@ class Function:
         self.define(number, f"v{number}", text, self.note(number))
 
     def reduced_shape(self, number: int) -> Shape:
-        """The shape of what a reduction takes: with r, also where its operand does not vary along it."""
+        """The shape of a reduction's operand: with r, also where it does not vary along it."""
         r = self.schedule.axes[self.schedule.r]
         dims = self.nest.varies[self.argument(number)]
         return self.shape([r, *(axis for axis in self.schedule.axes if any(dim in dims for dim in axis.dims))])
@@ -479,7 +480,7 @@ class Function:
         return at(self.pointer(self.partials[number]), " + ".join(terms))
 
     def resume(self, level: int, targets: Iterable[int]) -> None:
-        """What earlier launches reduced, up to a level, of what `targets` depend on."""
+        """The reductions of earlier launches, up to a level, that `targets` depend on."""
         seen: set[int] = set()
         left = list(targets)
         while left:

@@ -1,4 +1,4 @@
-"""A nest in its simplest equal form: what a GPU's programs and blocks are cut from."""
+"""A nest in its simplest equal form, from which a GPU's programs and blocks are made."""
 
 from __future__ import annotations
 

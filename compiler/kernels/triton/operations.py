@@ -82,7 +82,7 @@ def _cast(value: str, of: torch.dtype, to: torch.dtype) -> str:
 
 
 def literal(constant: Constant) -> str | None:
-    """A number as it stands in an expression; None for what has no literal there."""
+    """A number as an expression has it; None for one without a literal."""
     if constant.dtype == BOOL or isinstance(constant.value, float) and not math.isfinite(constant.value):
         return None
     return _number(constant)
@@ -116,12 +116,12 @@ COMBINERS = {
 
 
 def reduction_dtype(dtype: torch.dtype) -> torch.dtype:
-    """In which a reduction's accumulator is held; bool is counted in i32."""
+    """The dtype of a reduction's accumulator; bool is counted in i32."""
     return torch.int32 if dtype == BOOL else dtype
 
 
 def identity(name: str, dtype: torch.dtype) -> str:
-    """What changes nothing in a reduction, as a literal, of `reduction_dtype(dtype)`."""
+    """The neutral element of a reduction, as a literal, of `reduction_dtype(dtype)`."""
     if name == "sum":
         return "0.0" if dtype in FLOATS else "0"
     if name == "prod":

@@ -1,4 +1,4 @@
-"""A matrix product and what is computed from it, as one Triton function.
+"""A matrix product and the ops on its result, as one Triton function.
 
 A program makes a tile of rows (y) and columns (x): it loops over what is summed (r), computes a tile of each factor
 from whatever the nest says (a cast, a scale), multiplies them on the matrix units, and goes on with the sums in
@@ -72,7 +72,7 @@ def product_of(nest: Nest) -> Product | None:
 
 
 def work_of(product: Product, kernel: Kernel, number: int) -> ProductSize:
-    """What nest `number` of a kernel does as a product, for the estimate."""
+    """The work of nest `number` of a kernel as a product, for the estimate."""
     dtype = kernel.dtypes[number][product.factors(kernel.dtypes[number])[0]]
     assert dtype is not None
     dear = any(isinstance(each, Op) and each.name in _DEAR for each in product.nest.body)
@@ -151,7 +151,7 @@ def write_product(
         part.compute([value])
         text = part.variable(value)
         if "r" in masks and not isinstance(nest.body[value], Load):
-            text = f"tl.where(r_in, {text}, 0.0)"  # what was computed from nothing adds nothing
+            text = f"tl.where(r_in, {text}, 0.0)"  # elements outside the tensors are 0 and add nothing
         inner += [*part.lines, f"{name} = {text}"]
         used |= part.used
     precision = "" if dtypes[left] in HALVES else ', input_precision="ieee"'

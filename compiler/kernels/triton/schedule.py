@@ -164,8 +164,8 @@ def _with_r(nest: Nest, kept: tuple[Axis, ...], length: int) -> Schedule:
 
 
 def _registers(nest: Nest, block: int) -> int:
-    """About how many registers of a thread the values of a persistent tile take: what was loaded stays for as long as
-    there is a reduction that it is used after."""
+    """About how many registers of a thread the values of a persistent tile take: a loaded value stays as long as it is
+    used after some reduction."""
     alive, waits = live(nest.body), levels(nest)
     loads = sum(number in alive and isinstance(each, Load) for number, each in enumerate(nest.body))
     reductions = any(number in alive and isinstance(each, Reduce) for number, each in enumerate(nest.body))

@@ -14,7 +14,7 @@ from monarch.compiler.types import DTYPE_NAMES
 ERROR = "error"
 """The argument that names the error word: one i32 in device memory, 0 before the first launch. A gather that finds an
 index out of range loads nothing, and leaves its number there, 1 for the first of `TritonSource.gathers`; of several,
-the greatest stays. Who launched reads it when the outputs are awaited, so that nothing waits on the way."""
+the greatest stays. The launcher reads it when it waits for the outputs, so that nothing waits on the way."""
 
 TRITON_TYPES = {dtype: "i1" if dtype == BOOL else DTYPE_NAMES[dtype] for dtype in DTYPES} | {
     torch.float64: "fp64",
@@ -50,7 +50,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class TritonSource:
-    """What `emit` gives. To run it: allocate the outputs and `scratch`, and do the launches in order.
+    """The result of `emit`. To run it: allocate the outputs and `scratch`, and do the launches in order.
 
     All buffers must start at multiples of 16 bytes, as torch allocates them; a launcher copies one that does not.
     `gathers` has a text for each number that the error word may hold; where it is empty, no launch takes ERROR.

@@ -1,7 +1,7 @@
-"""The tiles that matrix products are built with, and what each is estimated to take on a GPU.
+"""The tiles of matrix products, and the estimated time of each on a GPU.
 
 The estimate is a roofline over waves of tiles: all multiprocessors work on one tile each, and the last wave takes as
-long as a full one. What part of the peak a kernel reaches is assumed, not measured (`_REACHED`): it decides which
+long as a full one. The part of the peak that a kernel reaches is assumed, not measured (`_REACHED`): it decides which
 variants a plan carries, in which order, and whether there is a template at all, until `monarchc tune` has measured.
 """
 
@@ -16,7 +16,7 @@ from monarch.compiler.types import DTYPE_NAMES
 
 HALVES = (torch.bfloat16, torch.float16)
 SMALLEST = 16
-"""The least that matrix units take of rows, columns, and what is summed."""
+"""The least rows, columns and summands of matrix units."""
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,9 @@ MOST_VARIANTS = 3
 
 
 _REACHED: dict[str, tuple[float, float]] = {"cuda:80": (0.75, 0.7), "cuda:90": (0.75, 0.5), "cuda:100": (0.75, 0.35)}
-"""What part of the peak in bf16 and f16 a vendor's library and this template are assumed to reach: about alike on the
-A100, as Triton's tutorial on matrix products has it, and further apart the more of a GPU's speed comes from units (the
-tensor memory accelerator, warps of different roles) that the template does not use."""
+"""The part of the peak in bf16 and f16 that a vendor's library and this template are assumed to reach: about alike on
+the A100, as Triton's tutorial on matrix products has it, and further apart the more of a GPU's speed comes from units
+(the tensor memory accelerator, warps of different roles) that the template does not use."""
 _REACHED_ELSEWHERE = (0.7, 0.5)
 _REACHED_SINGLE = (0.8, 0.4)
 """In f32, which the template multiplies without matrix units."""
@@ -104,7 +104,7 @@ def tiles_for(work: ProductSize, target: str | None = None) -> list[tuple[Tiles,
 
 
 def _fitting(tiles: Tiles, work: ProductSize) -> Tiles:
-    """The tiles, no larger than what they cover."""
+    """The tiles, no larger than the product."""
 
     def least(size: int, tile: int) -> int:
         return max(SMALLEST, min(tile, 1 << max(size - 1, 0).bit_length()))
@@ -115,8 +115,8 @@ def _fitting(tiles: Tiles, work: ProductSize) -> Tiles:
 
 
 def _shared(tiles: Tiles, work: ProductSize, target: str) -> int:
-    """About the bytes of the tiles of both factors in flight, and of those that are computed once more. What a kernel
-    takes is known when it is compiled."""
+    """About the bytes of the tiles of both factors in flight, and of those that are computed once more. A kernel's real
+    use is known when it is compiled."""
     elements = (tiles.rows + tiles.columns) * tiles.inner
     again = work.dtype.itemsize if work.computed else 0
     ahead = max(1, tiles.stages - 1) if target.startswith("gfx") else tiles.stages
@@ -124,12 +124,12 @@ def _shared(tiles: Tiles, work: ProductSize, target: str) -> int:
 
 
 def template_seconds(work: ProductSize, tiles: Tiles, target: str) -> float:
-    """What a product with its epilogue takes in one launch."""
+    """The seconds of a product with its epilogue in one launch."""
     return _seconds(work, tiles, target, _reached(work, target)[1] * (_COMPUTED if work.computed else 1.0))
 
 
 def library_seconds(work: ProductSize, target: str) -> float:
-    """What ATen's product takes: a library has a tile for every size."""
+    """The seconds of ATen's product: a library has a tile for every size."""
     known = _HALF if work.dtype in HALVES else _SINGLE
     return min(_seconds(work, _fitting(tiles, work), target, _reached(work, target)[0]) for tiles in known)
 
