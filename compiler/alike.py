@@ -13,7 +13,7 @@ V = TypeVar("V")
 
 
 class Memo(Generic[V]):
-    """What was found for each key. It holds at most `most` of them: where there would be more it begins anew."""
+    """The result for each key. It has at most `most` of them: where there would be more it begins anew."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -30,9 +30,9 @@ class Memo(Generic[V]):
 
 
 def frozen(value: Any, of: Callable[[Any], Hashable]) -> Hashable:
-    """A call's argument as a key: equal for arguments that are alike. `of` says what stands for a node or a tensor.
+    """A call's argument as a key: equal for arguments that are alike. `of` gives the key of a node or a tensor.
 
-    Python holds 1 == 1.0 == True and 0.0 == -0.0: here these differ. Raises TypeError for what has no hash."""
+    In Python 1 == 1.0 == True and 0.0 == -0.0: here these differ. Raises TypeError for an argument without a hash."""
     kind = type(value)
     if kind is Node or kind is torch.Tensor:
         return of(value)

@@ -1,4 +1,5 @@
-"""Attention in parts, by ops that every device has: what a plan's call of attention means where no template takes it.
+"""Attention in parts, by ops that every device has: the meaning of a plan's call of attention where no template takes
+it.
 
 A graph has attention as the op that ATen has for CPUs, whatever the target.
 """

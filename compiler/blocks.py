@@ -23,7 +23,7 @@ _IDENTITY = {"sum": 0, "prod": 1}
 
 
 def reduce_in_order(tensors: Sequence[torch.Tensor], reduction: str) -> torch.Tensor:
-    """The reduction from first to last: the same bits whoever computes it."""
+    """The reduction from first to last: the same bits on every worker."""
     total = tensors[0]
     for tensor in tensors[1:]:
         total = REDUCE[reduction](total, tensor)
@@ -31,10 +31,10 @@ def reduce_in_order(tensors: Sequence[torch.Tensor], reduction: str) -> torch.Te
 
 
 def block_of(tensor: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -> torch.Tensor:
-    """What worker `rank` holds of a global tensor without padding: a view of it, or, at the end of a dim that the mesh
-    does not divide, a copy of what is left with zeros behind it.
+    """Worker `rank`'s block of a global tensor without padding: a view of it, or, at the end of a dim that the mesh
+    does not divide, a copy of the rest with zeros behind it.
 
-    A partial value lies whole on the first worker along its mesh dim; the others hold the reduction's identity.
+    The first worker along its mesh dim has all of a partial value; the others have the reduction's identity.
     """
     position = dict(zip(mesh.names, mesh.point(rank), strict=True))
     block = _part_of(tensor, type, mesh, rank)
@@ -74,7 +74,7 @@ def start_of(type: TensorType, mesh: MeshSpec, rank: int) -> tuple[int, ...]:
 
 
 def own_part(block: torch.Tensor, type: TensorType, mesh: MeshSpec, rank: int) -> torch.Tensor:
-    """What worker `rank`'s block holds of the tensor: the block without its padding, a view."""
+    """Worker `rank`'s block of the tensor without its padding, a view."""
     position = dict(zip(mesh.names, mesh.point(rank), strict=True))
     for dim, ((start, length), size) in enumerate(
         zip(_extents(type, mesh, position), type.unpadded.shape, strict=True)
@@ -110,7 +110,7 @@ class Reading:
     hint: str = ""
 
     def whole(self, blocks: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The tensor, of what the workers in `ranks` hold. Raises LayoutError for a varying value."""
+        """The tensor, from the blocks of the workers in `ranks`. Raises LayoutError for a varying value."""
         if self.refusal:
             raise LayoutError(self.refusal, hint=self.hint)
         if len(self.parts) == 1 and blocks[0].shape == self.sizes:  # one block, or a sum of values that nobody shards
@@ -160,7 +160,7 @@ def _reading(type: TensorType, padding: tuple[int, ...], mesh: MeshSpec) -> Read
 
 
 def whole_of(blocks: Sequence[torch.Tensor], type: TensorType, mesh: MeshSpec) -> torch.Tensor:
-    """The global tensor from what each worker holds (in the order of ranks), without padding.
+    """The global tensor from each worker's block (in the order of ranks), without padding.
 
     Replicas are taken from the first worker (see `holders`); partial values are reduced. Raises LayoutError for a
     varying value.

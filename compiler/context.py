@@ -1,4 +1,4 @@
-"""What a pass is, and what passes are given beside the graph."""
+"""The base class of passes, and the context that they get beside the graph."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from monarch.compiler.plan.options import CompileOptions
 
 @dataclass
 class Context:
-    """What all passes of one compilation share.
+    """The data that all passes of one compilation share.
 
     `options`    how the program is compiled
     `report`     whether the passes write down why they decide as they do, for the inspector

@@ -57,7 +57,7 @@ _notice: Callable[[MonarchError], None] | None = None
 
 
 def notice_with(notice: Callable[[MonarchError], None]) -> None:
-    """Register what is told of each error that is made, before it is raised."""
+    """Register a function that is called with each error that is made, before it is raised."""
     global _notice
     _notice = notice
 
@@ -82,8 +82,8 @@ def known_dims(dim: object, mesh: object, dims: Sequence[str]) -> str:
 class MonarchError(Exception):
     """An error in a user's program, input or machine.
 
-    `message` says what is wrong, with the numbers; `hint` what to do about it; `source` is the user's line.
-    Survives pickling, for errors cross processes.
+    `message` is what is wrong, with the numbers; `hint` the way out; `source` is the user's line. Survives pickling,
+    for errors cross processes.
     """
 
     def __init__(self, message: str, *, hint: str = "", source: Source | None = None) -> None:
@@ -149,9 +149,9 @@ class CheckpointError(MonarchError, RuntimeError):
 
 
 class DeviceMeshError(MonarchError, RuntimeError):
-    """A worker or a step failed: who, where and why. Every handle that depends on it raises this.
+    """A worker or a step failed: which, where and why. Every handle that depends on it raises this.
 
-    Beside what every error has (`source` is the user's line) it says what is known of the failure:
+    Beside the fields of every error (`source` is the user's line) it has the known facts of the failure:
 
     `worker`, `coordinates`  the worker's number, and where it is on the mesh: {"data": 1}
     `host`                   the host that it is on
@@ -177,13 +177,13 @@ class DeviceMeshError(MonarchError, RuntimeError):
     mesh_lost: bool = False
 
     def knowing(self, **facts: Any) -> Self:
-        """This error, with what is known of the failure, by attribute."""
+        """This error, with the known facts of the failure, by attribute."""
         self.__dict__.update(facts)
         return self
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What is known of the failure, by attribute."""
+        """The known facts of the failure, by attribute."""
         names = {name for kind in type(self).__mro__ for name in kind.__dict__.get("__annotations__", ())}
         return {name: value for name, value in self.__dict__.items() if name in names}
 
@@ -194,14 +194,15 @@ class DeviceMeshError(MonarchError, RuntimeError):
 class AnomalyError(DeviceMeshError):
     """In a block of `Mesh.detect_anomaly` a value has a NaN, or an infinity: the first one in the program's order.
 
-    `op`, `worker` and `coordinates` say what made it where, and `source` is the user's line; of what the program was
-    given, `op` is its kind ("input", "state", "constant"), and there is no line. The step is not applied.
+    `op`, `worker` and `coordinates` say which op made it where, and `source` is the user's line; for an argument or
+    state of the program, `op` is its kind ("input", "state", "constant"), and there is no line. The step is not
+    applied.
     """
 
 
 class ReplicaError(DeviceMeshError):
-    """Workers that are to hold the same bits hold different ones: memory, a processor or a link has changed a value,
-    and said nothing. `Mesh.check_replicas` raises it.
+    """Workers that are to hold the same bits hold different ones: memory, a processor or a link has changed a value
+    without an error. `Mesh.check_replicas` raises it.
 
     `workers`  those that differ from most others, where three or more hold the same block; or else all that hold it
     `decided`  whether `workers` are those that differ: then they count as lost (`mesh_lost`), and `monarch.heal_mesh`
@@ -219,7 +220,7 @@ class ReplicaError(DeviceMeshError):
 class LostError(MonarchError):
     """Values were on workers that have ended, and no other worker holds the same blocks: which, and of what layout.
 
-    No DeviceMeshError: the steps that made them are done, and are not to be called again.
+    No DeviceMeshError: the steps that made them are done, and must not be called again.
     """
 
 

@@ -3,7 +3,7 @@
 What a node carries, in `node.meta`:
 
     "type"      TensorType, or a tuple of them (None for a missing output) for an op with several outputs.
-                Always the *global* type: in a partitioned graph what a worker holds is `type.local_shape(mesh)`.
+                Always the *global* type: in a partitioned graph a worker's block has `type.local_shape(mesh)`.
     "provenance" where an op comes from, where that is known (`Provenance`)
     "kind"      placeholders only: "input", "state", "constant", "scalar" or "seed"
     "label"     placeholders only: an input's position, a state's or scalar's name
@@ -69,7 +69,7 @@ Types = TensorType | tuple[TensorType | None, ...] | None
 
 @dataclass(frozen=True)
 class Provenance:
-    """Where an op comes from. Passes hand it on to what they put in the op's place.
+    """Where an op comes from. Passes hand it on to the ops that they put in its place.
 
     `source`    the user's line
     `module`    the path of the module whose forward ran the op, or the forward op that it is the backward of
@@ -149,7 +149,7 @@ class Graph:
         """Append a call that carries nothing yet."""
         # Given to `create_node`, arguments are searched for symbols of torch's, which takes as long as all else.
         node = self.fx.create_node("call_function", op, None, None, name)
-        node._update_args_kwargs(args, kwargs)  # what setting each of them does, once for both
+        node._update_args_kwargs(args, kwargs)  # setting them changes both, once
         return node
 
     def append_placeholder(self, name: str) -> Node:
@@ -174,7 +174,7 @@ class Graph:
         return self.fx.output((tuple(returns), dict(updates)))
 
     def reorder(self, at: Mapping[Node, float]) -> None:
-        """Put the nodes in the order of their positions, as far as what they read allows."""
+        """Put the nodes in the order of their positions, as far as their operands allow."""
         number = {node: i for i, node in enumerate(self.fx.nodes)}
         waiting = {node: len(node.all_input_nodes) for node in number}
         heap = [(at[node], number[node], node) for node, count in waiting.items() if count == 0 and node.op != "output"]
@@ -245,7 +245,7 @@ class Graph:
         return type_.with_layout(type_.layout.only(self.partitioned))
 
     def empty_like(self) -> Graph:
-        """A graph with the same name, mesh, constants and regions and no nodes: what a pass fills."""
+        """A graph with the same name, mesh, constants and regions and no nodes, for a pass to fill."""
         return Graph(
             self.name,
             self.mesh,
@@ -260,7 +260,7 @@ class Graph:
         )
 
     def copy(self) -> Graph:
-        """The same graph in nodes of its own, with the names, the order and what the nodes carry."""
+        """The same graph in nodes of its own, with the names, the order and the meta of the nodes."""
         copy = self.empty_like()
         copy.regions = {name: region.copy() for name, region in self.regions.items()}
         nodes: dict[Node, Node] = {}
@@ -294,12 +294,12 @@ SIZED = "sized"
 
 
 def spec_of(place: Shape) -> MeshSpec:
-    """The mesh of a part, whose workers are there."""
+    """The mesh of a part, on its own workers."""
     return MeshSpec(tuple(place.extent.items()))
 
 
 def args_of(node: Node) -> tuple[Any, ...]:
-    """A node's arguments. fx types each as all that it could be; an op's signature says what it is."""
+    """A node's arguments. fx types each as all that it could be; an op's signature has its real type."""
     return node.args
 
 

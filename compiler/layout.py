@@ -1,6 +1,7 @@
-"""Meshes and layouts as values: how a tensor lies on a mesh. Without torch, so that what only reads plans is quick.
+"""Meshes and layouts as values: where a tensor's elements are on a mesh. Without torch, so that code that only reads
+plans is quick.
 
-A *placement* is how a value lies on one mesh dim:
+A *placement* is a value's layout on one mesh dim:
 
     None          replicated: every worker along the dim holds the whole value
     int d         sharded: the k workers along the dim hold the k equal blocks of tensor dim d, in order; where k does
@@ -53,7 +54,7 @@ class MeshSpec:
         check_dims([name for name, _ in self.dims], [size for _, size in self.dims])
 
     def __getstate__(self) -> dict[str, object]:
-        return {"dims": self.dims}  # not what is cached: equal meshes have equal pickles, by which plans are known
+        return {"dims": self.dims}  # no cached attributes: equal meshes have equal pickles, by which plans are known
 
     @staticmethod
     def of(**sizes: int) -> MeshSpec:
@@ -109,7 +110,7 @@ class MeshSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """How a tensor lies on a mesh; mesh dims that are not named replicate it.
+    """Where a tensor's elements are on a mesh; mesh dims that are not named replicate it.
 
     `shards`   for each tensor dim, the mesh dims that shard it, major first
     `partial`  (mesh dim, reduction) pairs: the value is the reduction of what the workers along it hold
@@ -140,8 +141,8 @@ class Layout:
         return len(self.shards)
 
     def placement(self, mesh_dim: str) -> Placement:
-        """What `mesh_dim` does to the tensor: the number of the tensor dim that it shards, the name of the reduction
-        that is pending over it, VARYING, or None where all along it have the same."""
+        """The effect of `mesh_dim` on the tensor: the number of the tensor dim that it shards, the name of the
+        reduction that is pending over it, VARYING, or None where all along it have the same."""
         for dim, names in enumerate(self.shards):
             if mesh_dim in names:
                 return dim
@@ -220,7 +221,7 @@ class Layout:
 
 
 def local_shape(shape: Sequence[int], layout: Layout, mesh: MeshSpec) -> tuple[int, ...]:
-    """The shape of what one worker holds of a tensor, with padding: the same on all workers."""
+    """The shape of one worker's block of a tensor, with padding: the same on all workers."""
     return tuple(
         size // parts if size % (parts := parts_of(names, mesh)) == 0 else -(-size // parts)
         for size, names in zip(shape, layout.shards, strict=True)

@@ -1,4 +1,4 @@
-"""What the local ops of `monarch.compiler.ops` compute: shared by the workers and the tests' reference executor.
+"""The computations of the local ops of `monarch.compiler.ops`: shared by the workers and the tests' reference executor.
 
 Each takes the op's arguments, and `position` and `sizes`: the worker's coordinate, and the mesh's size, by mesh dim.
 """
@@ -305,7 +305,7 @@ def raise_anomaly(
 def kernel(
     position: Where, sizes: Where, tensors: Sequence[torch.Tensor], text: str, over: Sequence[int]
 ) -> tuple[torch.Tensor, ...]:
-    # Which memory the results take makes no difference to what they are.
+    # The memory of the results makes no difference to their values.
     return tuple(interpret(parse_kernel(text), tensors))
 
 

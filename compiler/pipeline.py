@@ -64,7 +64,7 @@ Progress = Callable[[str, float, Graph], None]
 
 def pipeline(graph: Graph) -> list[Pass]:
     """The passes from a traced graph with global types to one with local types and explicit collectives, each by
-    itself. Those for padding run only where a mesh dim does not divide what it shards."""
+    itself. Those for padding run only where a mesh dim does not divide a dim that it shards."""
     uneven = _any_uneven(graph)
     return [
         SimplifyViews(),
@@ -83,15 +83,15 @@ def _any_uneven(graph: Graph) -> bool:
 
 
 def fusing(context: Context) -> list[Pass]:
-    """The passes behind those of `pipeline` that look at what is near each op: they make the same of equal blocks."""
+    """The passes behind those of `pipeline` that look at the neighbours of each op: they treat equal blocks equally."""
     return [*([DetectAnomalies()] if context.options.anomaly else []), FuseKernels()]
 
 
 def lowering(context: Context) -> list[Pass]:
-    """The passes behind those of `fusing`, which look at the whole of what one worker runs. Where buckets of
-    collectives end follows from their bytes. What is recomputed to save memory is chosen among kernels: the same
-    kernels on the same values give the same bits, which other kernels of the same ops need not. What collectives are
-    started ahead of is known last."""
+    """The passes behind those of `fusing`, which look at all ops of one worker. Where buckets of collectives end
+    follows from their bytes. Recomputation to save memory chooses among kernels: the same kernels on the same values
+    give the same bits, which other kernels of the same ops need not. What collectives are started ahead of is known
+    last."""
     options = context.options
     steps: list[Pass] = [JoinCollectives(), JoinKernels()]
     if options.target != "cpu" and context.kernels != "off":

@@ -96,7 +96,7 @@ def _example(program: Program[Any, Any], module: ModuleType, signature: inspect.
 
 
 def _argument(name: str, text: str, mesh: Mesh | None, path: str) -> Any:
-    """What `--arg name=text` stands for: a tensor of a type, or a Python value."""
+    """The value of `--arg name=text`: a tensor of a type, or a Python value."""
     if text.partition("[")[0].strip() in DTYPES:
         type_ = _parse(f"--arg {name}", text)
         if mesh is None:

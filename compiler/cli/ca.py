@@ -10,7 +10,7 @@ from monarch.runtime.control.certificates import CONTROLLER, make_certificates
 
 
 def ca(folder: Path, host: list[str] | None) -> None:
-    """Write the certificates, and print what each is for."""
+    """Write the certificates, and print the use of each."""
     for made in make_certificates(folder, host or ()):
         use = f'monarch.hosts(..., tls="{made}")' if made.name == CONTROLLER else f"monarch host --tls {made}"
         typer.echo(f"{made}: for {use}")

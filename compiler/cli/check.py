@@ -1,4 +1,4 @@
-"""`monarchc check`: what a file's programs do that tracing would refuse, or that is slow or has no effect."""
+"""`monarchc check`: lines of a file's programs that tracing would refuse, or that are slow or have no effect."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from monarch.language.check import Finding, check_file
 
 
 def check(files: list[Path], format_: Format, as_json: bool, strict: bool) -> None:
-    """Print what is found in the files."""
+    """Print the findings in the files."""
     paths = [path for given in files for path in _python_files(given)]
     findings: list[Finding] = []
     unreadable: list[MonarchError] = []

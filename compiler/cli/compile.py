@@ -65,7 +65,7 @@ def compiled(
     verbose: bool = False,
     cluster: Cluster | None = None,
 ) -> tuple[LoadedProgram, Plan]:
-    """A program in a file, and its plan with its report: what `compile` writes and `inspect` shows."""
+    """A program in a file, and its plan with its report: `compile` writes it and `inspect` shows it."""
     sizes, given = read_mesh(mesh), read_pairs(arg, "--arg")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "--memory-limit")
     with passes_shown(verbose) as (say, progress):
@@ -78,8 +78,8 @@ def compiled(
 
 @contextmanager
 def passes_shown(verbose: bool) -> Iterator[tuple[Callable[[str], None], Progress]]:
-    """What says on standard error what is being done, and which passes are done: with `verbose` a line each, else, on
-    a terminal, one line that changes."""
+    """Reports progress on standard error, and the passes that are done: with `verbose` a line each, else, on a
+    terminal, one line that changes."""
     out = console(stderr=True)
 
     def told(name: str, seconds: float, graph: Graph) -> None:

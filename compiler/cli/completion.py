@@ -1,4 +1,4 @@
-"""What the shell completes: programs of a file, found by reading it."""
+"""The shell's completions: programs of a file, found by reading it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`monarchc diff`: what changed from one plan to another, and on which lines."""
+"""`monarchc diff`: the changes from one plan to another, and their lines."""
 
 from __future__ import annotations
 

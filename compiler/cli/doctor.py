@@ -1,4 +1,4 @@
-"""`monarch doctor`: what this machine offers, and what to do about what it lacks."""
+"""`monarch doctor`: what this machine offers and lacks, and what to do about it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ MARKS = {"good": ("✓", "green"), "absent": ("–", "dim"), "lacking": ("!", "y
 
 
 def doctor(as_json: bool, tls: Path | None, describe: Path | None) -> None:
-    """Look at this machine, and print what is found; or measure it, and write its description."""
+    """Look at this machine, and print the findings; or measure it, and write its description."""
     if describe is not None:
         return measure(describe)
     facts = examine(tls)
@@ -58,7 +58,7 @@ def examine(tls: Path | None = None) -> Facts:
 
 
 def toolchain() -> Toolchain:
-    """What builds kernels here, tried on a small one, and the folder in which they are kept."""
+    """The compiler of kernels here, tried on a small one, and the folder in which they are kept."""
     name = compiler_error = cache = cache_error = ""
     built: list[int] = []
     if (compiler := find_compiler()) is not None:

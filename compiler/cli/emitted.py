@@ -63,7 +63,7 @@ def _chosen(plan: Plan, name: str | None) -> Mapping[str, Kernel]:
 
 
 def _heading(kernel: Kernel) -> str:
-    """What a kernel is, and the user's lines that it comes from."""
+    """A kernel's description, and the user's lines that it comes from."""
     ops = sum(isinstance(each, Op | Reduce) for nest in kernel.nests for each in nest.body)
     lines = dict.fromkeys(line for nest in kernel.nests for line in nest.lines if line)
     return f"kernel {kernel.name}: {count(ops, 'operation')}, from {', '.join(lines) or 'no line that is known'}"
@@ -102,7 +102,7 @@ def _templates(plan: Plan, name: str | None) -> list[tuple[KernelBinary, Templat
 
 
 def _told(plan: Plan, call: TemplateCall) -> list[str]:
-    """What a template runs, from which of the user's lines, and why."""
+    """The op that a template runs, its lines in the user's program, and the reason."""
     first = plan.instructions[call.instructions[0]]
     where = (plan.instructions[at].source for at in call.instructions)
     sources = [plan.sources[at] for at in where if at >= 0]

@@ -23,8 +23,8 @@ FOUND, WRONG_INPUT, OWN_FAULT = 1, 2, 3
 
 
 def collect_rarely() -> None:
-    """Look for garbage after 50,000 new objects rather than 700. What is imported stays, and to look through all of
-    torch in the midst of that takes a tenth of a second."""
+    """Look for garbage after 50,000 new objects rather than 700. Imported modules stay, and to look through all of
+    torch in the midst of imports takes a tenth of a second."""
     gc.set_threshold(50_000, 20, 20)
 
 

@@ -1,4 +1,4 @@
-"""What a plan is fed when it runs without its program: tensors by name from a safetensors file, numbers by label, and
+"""The arguments of a plan that runs without its program: tensors by name from a safetensors file, numbers by label, and
 filling for the rest."""
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def read_tensors(path: Path | None) -> dict[str, torch.Tensor]:
 
 
 def check_can_write(path: Path) -> None:
-    """Raise MonarchError where a file cannot be written, before what it is to hold is computed."""
+    """Raise MonarchError where a file cannot be written, before its content is computed."""
     exists = path.exists()
     wrong = EISDIR if path.is_dir() else ENOENT if not path.parent.is_dir() else 0
     if not wrong and not os.access(path if exists else path.parent, os.W_OK):
@@ -69,9 +69,9 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def feed(plan: Plan, given: Mapping[str, torch.Tensor], scalars: Mapping[str, float], fill: str | None) -> Feed:
-    """All that `plan` takes but seeds. What is not given is filled as `fill` says: "zeros", or "random" (floats uniform
-    below 0.1, whole numbers 0 or 1, scalars 0.001, always the same ones). Raises MonarchError with a list of what is
-    missing, and for a tensor of another type than the plan's."""
+    """All inputs of `plan` but seeds. Missing ones are filled as `fill` says: "zeros", or "random" (floats uniform
+    below 0.1, whole numbers 0 or 1, scalars 0.001, always the same ones). Raises MonarchError with a list of missing
+    inputs, and for a tensor of another type than the plan's."""
     if fill is not None and fill not in FILLS:
         raise MonarchError(f"--fill {fill}: it is one of {', '.join(FILLS)}")
     numbers = _scalars(plan, scalars)

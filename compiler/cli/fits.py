@@ -16,8 +16,8 @@ from monarch.compiler.plan.report import peak
 
 
 def verdict(loaded: LoadedProgram, plan: Plan, cluster: Cluster) -> Iterator[str]:
-    """In words, a line each: whether what a worker holds at most fits the machine, of several meshes one of that which
-    holds most; where it does not, what it is, and what would make it fit, which is tried."""
+    """In words, a line each: whether a worker's peak fits the machine, of several meshes that of the fullest; where it
+    does not, the largest parts of it, and changes that would make it fit, which are tried."""
     cluster = cluster.shared(plan.mesh.workers)
     if cluster.memory is None:
         return

@@ -1,4 +1,5 @@
-"""`--import MODULE`, of both command lines: what registers ops of the user's own, before anything needs them."""
+"""`--import MODULE`, of both command lines: modules that register ops of the user's own, imported before anything needs
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`monarchc inspect`: what a program became."""
+"""`monarchc inspect`: a program's plan, looked at."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def inspect(
 
 
 def _part(plan: Plan, name: str, after: str | None) -> Plan:
-    """What one of a plan's meshes runs, as a plan."""
+    """The part of a plan for one of its meshes, as a plan."""
     found = next((part.plan for part in plan.parts if part.name == name), None)
     if found is None:
         names = ", ".join(part.name for part in plan.parts)
@@ -127,8 +127,8 @@ def _part(plan: Plan, name: str, after: str | None) -> Plan:
 
 
 def _each_part(plan: Plan, why: str | None) -> Iterator[tuple[str, Plan]]:
-    """What a plan's meshes run, by name (a plan of one mesh under ""): where something is asked for by its name, those
-    that have it."""
+    """The parts of a plan for its meshes, by name (a plan of one mesh under ""): where a value is asked for by its
+    name, the parts that have it."""
     if not plan.parts:
         yield "", plan
         return
@@ -148,7 +148,7 @@ def _each_part(plan: Plan, why: str | None) -> Iterator[tuple[str, Plan]]:
 
 
 def _headed(name: str, show: Show) -> Show:
-    """What prints a section below the name of the part that it is of."""
+    """Prints a section below the name of its part."""
     if not name:
         return show
 
@@ -189,7 +189,7 @@ def _whole(path: str | Path) -> Plan:
 
 
 def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
-    """The tables of costs asked for, as `_sections` gives what it gives."""
+    """The tables of costs asked for, in the form of `_sections`."""
     for group in by:
         show = partial(by_group.show, plan=plan, by=group, sort=sort)
         yield f"by {group}", (partial(costs_by, plan, group, sort), show)
@@ -198,7 +198,7 @@ def _tables(plan: Plan, by: list[str], sort: str) -> Iterator[tuple[str, tuple[C
 def _sections(
     plan: Plan, names: list[str], worker: str | None, why: str | None
 ) -> Iterator[tuple[str, tuple[Callable[[], Any], Show]]]:
-    """The sections asked for: what each is as a JSON value, and what prints it."""
+    """The sections asked for: the JSON value of each, and the function that prints it."""
     for name in names:
         section = SECTIONS[name]
         yield name, (partial(section.data, plan), partial(section.show, plan=plan))

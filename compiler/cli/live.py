@@ -28,7 +28,7 @@ def dashboard(pid: int | None, port: int) -> None:
 
 
 def top(pid: int | None, once: bool, as_json: bool) -> None:
-    """Print what a program does, every second until ^C or its end."""
+    """Print a program's activity, every second until ^C or its end."""
     pid = choose(pid)
     out = console()
     if as_json:

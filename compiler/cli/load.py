@@ -276,7 +276,7 @@ def programs(module: ModuleType) -> dict[str, Program[Any, Any]]:
 
 
 def _known(file: Path, module: ModuleType) -> str:
-    """What to write instead, for a name that is no program."""
+    """The right spelling for a name that is no program."""
     names = list(programs(module))
     if names:
         return f"the programs of {file.name} are {', '.join(names)}."
@@ -306,8 +306,8 @@ def _known(file: Path, module: ModuleType) -> str:
 
 
 def _may_make_one(function: FunctionType) -> bool:
-    """Whether a function can be called without arguments, and returns what may be a program or hold one: not where it
-    holds programs and returns none of them."""
+    """Whether a function can be called without arguments, and returns an object that may be or have a program: not
+    where it has programs and returns none of them."""
     if _needed(function) or (tree := _tree(function)) is None:
         return False
     own = _programs_within(function)
@@ -337,7 +337,7 @@ def _tree(function: FunctionType) -> ast.FunctionDef | None:
 
 
 def _outside_functions(tree: ast.AST | None) -> Iterator[ast.AST]:
-    """What stands in a function, and in none within it: these themselves are there."""
+    """The statements of a function, without those of functions in it: these themselves are there."""
     for node in () if tree is None else ast.iter_child_nodes(tree):
         yield node
         if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):

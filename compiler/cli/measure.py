@@ -41,9 +41,9 @@ _STEPS = 12
 
 @dataclass(frozen=True)
 class Rates:
-    """What one worker does: operations a second by dtype ("f32"), bytes a second to and from its memory, seconds to
-    start an op; of collectives between workers bytes a second in one direction, and seconds for one of no bytes; and
-    the part of the operations a second that attention comes to."""
+    """One worker's speed: operations a second by dtype ("f32"), bytes a second to and from its memory, seconds to start
+    an op; of collectives between workers bytes a second in one direction, and seconds for one of no bytes; and the part
+    of the operations a second that attention reaches."""
 
     flops: dict[str, float]
     memory: float
@@ -80,7 +80,7 @@ def measure_rates(cores: int) -> Rates:
     finally:
         torch.set_num_threads(threads)
     small, large = _gather_seconds(_SMALL), _gather_seconds(_LARGE)
-    # A worker of two gets half of what is gathered from the other: see Cluster.collective_seconds.
+    # A worker of two gets half of the gathered tensor from the other: see Cluster.collective_seconds.
     bandwidth = 4 * _LARGE / 2 / max(large - small, 1e-9)
     return Rates(flops, memory, start, bandwidth, small, min(1.0, attention))
 

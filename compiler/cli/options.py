@@ -13,15 +13,15 @@ from monarch.compiler.loading import load
 
 LANGUAGES = ("cpp", "triton", "ptx")
 GROUPS = ("value", "op", "module", "line")
-"""What the table of measured times can be by."""
+"""The groupings of the table of measured times."""
 BY = ("line", "module", "op", "mesh-dim", "phase", "stage")
-"""What the table of a plan's costs can be by."""
+"""The groupings of the table of a plan's costs."""
 SORTS = ("time", "bytes", "memory")
-"""What the rows of that table can be sorted by."""
+"""The sort keys of that table's rows."""
 STEPS = 10
 """How often a plan is run to measure it."""
 TARGETS = ("cpu", "cuda:80", "cuda:90", "cuda:100", "gfx942")
-"""What a shell completes after --target, without loading torch."""
+"""The shell's completions after --target, without loading torch."""
 
 
 def _targets(incomplete: str) -> list[str]:
@@ -34,7 +34,7 @@ def _import(names: list[str] | None) -> None:
 
 
 class Format(enum.StrEnum):
-    """How `check` prints what it finds."""
+    """The output forms of `check`."""
 
     TEXT = "text"
     GITHUB = "github"

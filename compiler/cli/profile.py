@@ -55,7 +55,7 @@ def profile(
     fill: str,
     as_json: bool,
 ) -> None:
-    """Run a script or a plan, and print and write what was measured."""
+    """Run a script or a plan, and print and write the measurements."""
     if by not in GROUPS:
         raise MonarchError(f"--by {by!r}: the table can be by {', '.join(GROUPS)}")
     measured = Profile(out)
@@ -71,7 +71,7 @@ def profile(
                 raise MonarchError(f"arguments are for scripts, and {what} is a plan", hint="see --inputs, --scalar.")
             _run_plan(measured, Path(what), steps or STEPS, inputs, scalar, fill)
     finally:
-        # Also when the script failed: what ran until then has been measured.
+        # Also when the script failed: the steps until then were measured.
         if as_json and measured.traces:
             print_json([_summary(trace, path) for trace, path in zip(measured.traces, measured.paths, strict=True)])
         elif not as_json:
@@ -136,13 +136,13 @@ def _run_plan(
             executor.close()
 
 
-# -- what was measured -------------------------------------------------------------------------------------------------
+# -- measurements --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Row:
-    """Instructions that belong together: how many, nanoseconds a step (a worker's median), what was estimated for that
-    (-1: nothing), and what else there is to say."""
+    """Instructions that belong together: how many, nanoseconds a step (a worker's median), the estimate for that (-1:
+    none), and a remark."""
 
     name: str
     notes: tuple[str, str, str]

@@ -37,7 +37,7 @@ def run(
     seed: int,
     as_json: bool,
 ) -> None:
-    """Run the plan, and print or write what it gives."""
+    """Run the plan, and print or write its results."""
     loaded = read_plan(plan, report=False)
     check_machine(loaded, mesh)
     if outputs is not None:
@@ -66,7 +66,7 @@ def run(
 
 
 def _at_sizes(plan: Plan, tensors: Mapping[str, torch.Tensor], texts: list[str] | None) -> Plan:
-    """The plan for the named sizes that are given, or that the given tensors have."""
+    """The plan for the given named sizes, or for those of the given tensors."""
     given: dict[str, int] = {}
     for name, text in read_pairs(texts, "--size").items():
         if not text.isdecimal():
@@ -112,7 +112,7 @@ def numbers(texts: list[str] | None) -> dict[str, float]:
 
 
 def run_steps(executor: Executor, plan: Plan, fed: Feed, steps: int) -> tuple[dict[str, Handle], list[float]]:
-    """Run the plan, each step on the state that the one before left: what the last made, and their seconds."""
+    """Run the plan, each step on the state that the one before left: the last step's results, and their seconds."""
     state: dict[str, Handle] = {}
     made: dict[str, Handle] = {}
     seconds = []
@@ -204,7 +204,7 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 def _shown(tensor: torch.Tensor) -> str:
-    """A tensor in one line: its values, or where they lie."""
+    """A tensor in one line: its values, or its layout."""
     if tensor.numel() == 1:
         return f"{tensor.item():.6g}" if tensor.dtype.is_floating_point else str(tensor.item())
     if tensor.numel() <= 8:

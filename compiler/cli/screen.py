@@ -55,9 +55,9 @@ def heading(out: Console, text: str, note: str = "", *, first: bool = False) -> 
 
 
 def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[object]], indent: int = 2) -> None:
-    """Rows below their columns' names, in columns aligned to the left, or right where the name begins with ">". What is
-    wider than the screen is folded in the columns whose names begin with "~"; the others keep their width. A row of one
-    cell is as wide as the table."""
+    """Rows below their columns' names, in columns aligned to the left, or right where the name begins with ">". A row
+    that is wider than the screen is folded in the columns whose names begin with "~"; the others keep their width. A
+    row of one cell is as wide as the table."""
     cells = [[cell if isinstance(cell, Text) else plain(cell) for cell in row] for row in rows]
     if any(name.strip(">~") for name in columns):
         cells.insert(0, [plain(name.lstrip(">~"), "dim") for name in columns])
@@ -81,7 +81,7 @@ def table(out: Console, columns: Sequence[str], rows: Iterable[Sequence[object]]
 
 
 def _narrow(widths: list[int], folding: list[int], limit: int) -> None:
-    """Take what is too much from the widest of the columns that may be folded."""
+    """Take the excess from the widest of the columns that may be folded."""
     while folding and sum(widths) + 2 * (len(widths) - 1) > limit:
         widest = max(folding, key=lambda at: widths[at])
         if widths[widest] <= 12:
@@ -106,7 +106,7 @@ def _may_end(text: str, at: int) -> bool:
 
 
 def pairs(out: Console, rows: Iterable[Sequence[object]]) -> None:
-    """What something is, and its value."""
+    """A name, and its value."""
     table(out, ["", "~"], rows)
 
 

@@ -1,4 +1,4 @@
-"""`monarchc sweep`: what a program would take on other meshes, machines and layouts. Nothing runs, nothing is built."""
+"""`monarchc sweep`: estimates of a program on other meshes, machines and layouts. Nothing runs, nothing is built."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _asked(loaded: LoadedProgram, cluster: Cluster, text: str, limit: int | None
 def _auto(
     loaded: LoadedProgram, cluster: Cluster, asked: Row, overrides: list[tuple[str, str]], keep: Path | None
 ) -> tuple[list[Row], Answer | None]:
-    """The candidates of a search, the chosen one last. Layouts that were given bind it."""
+    """The candidates of a search, the chosen one last. Given layouts bind it."""
     graph = loaded.graph
     bound = {
         label
@@ -179,7 +179,7 @@ def _overrides(text: str) -> list[tuple[str, str]]:
 
 
 def with_layouts(graph: Graph, overrides: list[tuple[str, str]]) -> Graph:
-    """A traced graph with other layouts of its parameters, and of what optimizers keep for these: each pattern (of
+    """A traced graph with other layouts of its parameters, and of the optimizers' state for these: each pattern (of
     fnmatch, over the parameters' names) with a layout's text, the last that fits. The argument is not changed.
 
     Raises MonarchError for a pattern that fits no parameter, and a layout that the parameter or the mesh cannot have.
@@ -269,7 +269,7 @@ def _numbers(row: Row, found: Estimate) -> tuple[object, ...]:
 
 
 def _words(rows: list[Row], best: Row | None) -> Iterator[str]:
-    """Verdicts: what does not fit, where the fastest spends its time, and how much of that is hidden."""
+    """Verdicts: which candidates do not fit, where the fastest spends its time, and how much of that is hidden."""
     for row in rows:
         if row.found is not None and not row.fits:
             assert row.limit is not None

@@ -32,7 +32,8 @@ def read_mesh(text: str | None) -> MeshSpec | None:
 
 
 def read_pairs(texts: list[str] | None, option: str) -> dict[str, str]:
-    """`--arg x=…` and `--scalar lr=…` as a dict. Raises MonarchError for what has no `=`, or stands twice."""
+    """`--arg x=…` and `--scalar lr=…` as a dict. Raises MonarchError for an entry without `=`, or one that comes
+    twice."""
     found: dict[str, str] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")

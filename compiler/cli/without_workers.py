@@ -27,7 +27,7 @@ class TypedHandle:
 
 
 class TypesOnly:
-    """An `Executor` that computes types: what is placed has the type that it was placed with, and a step's results
+    """An `Executor` that computes types: a placed tensor has the type that it was placed with, and a step's results
     have those that its plan names."""
 
     def __init__(self, mesh: MeshSpec) -> None:
@@ -123,8 +123,8 @@ def _needs_workers(what: str) -> ProgramError:
 
 @contextlib.contextmanager
 def without_workers(sizes: Mapping[str, int], arguments: Sequence[str]) -> Iterator[None]:
-    """Meshes made within the block have no workers, and `sizes` instead of their own. What the user's code prints goes
-    to standard error, for standard output is the command's own; it sees `arguments` as its command line."""
+    """Meshes made within the block have no workers, and `sizes` instead of their own. The output of the user's code
+    goes to standard error, for standard output is the command's own; it sees `arguments` as its command line."""
     before, sys.argv = sys.argv, list(arguments)
     try:
         with executors_by(TypesOnly, abstract=True), mesh_sizes(sizes), contextlib.redirect_stdout(sys.stderr):

@@ -49,7 +49,7 @@ def configure(**values: Any) -> None:
 @contextmanager
 def configured(**values: Any) -> Iterator[dict[str, Any]]:
     """`configure` within a block, which may contain others: it gives the block all settings, as `get_global_config`
-    does, and restores at its end what it set. Raises as `configure`."""
+    does, and restores at its end the values that it set. Raises as `configure`."""
     with store.runtime_values(_read(values)):
         yield get_global_config()
 
@@ -60,7 +60,7 @@ def get_global_config() -> dict[str, Any]:
 
 
 def get_runtime_config() -> dict[str, Any]:
-    """What `configure` and `configured` set in this process, by name."""
+    """The values that `configure` and `configured` set in this process, by name."""
     return _shown(store.runtime_layer())
 
 
@@ -70,14 +70,14 @@ def clear_runtime_config() -> None:
 
 
 def for_spawned() -> dict[str, Any]:
-    """What a process that is spawned now has to be told: this one's values, but for defaults and the machine's own."""
+    """The values for a process that is spawned now: this one's, but for defaults and the machine's own."""
     told = {name: each for name, each in Settings.definitions().items() if not each.local}
     values = {name: getattr(settings, name) for name in told}
     return _shown({name: value for name, value in values.items() if value != told[name].default})
 
 
 def setting_of(values: Mapping[str, Any] | Iterable[tuple[str, Any]], setting: Setting[T]) -> T:
-    """What a process that is spawned with these values (of `for_spawned`) has for a setting."""
+    """The value of a setting in a process that is spawned with these values (of `for_spawned`)."""
     return setting.kind.read(dict(values).get(setting.name, setting.kind.show(setting.default)))
 
 

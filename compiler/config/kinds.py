@@ -1,7 +1,7 @@
-"""What a setting's value may be, and how it is written: `"30s"`, `"2 GiB"`, `1`, `"passes,plan"`.
+"""The kinds of settings' values, and their text: `"30s"`, `"2 GiB"`, `1`, `"passes,plan"`.
 
-A kind reads a value that someone gave: text (all that the environment has) or a Python value. It raises TypeError for
-what is no such value at all, and ValueError for one that is not allowed; `Setting` adds the name and `form`.
+A kind reads a given value: text (all that the environment has) or a Python value. It raises TypeError for another type,
+and ValueError for a value that is not allowed; `Setting` adds the name and `form`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(Generic[T]):
     form: str
 
     def read(self, given: object) -> T:
-        """The value of what was given. Raises TypeError and ValueError."""
+        """The setting's value for a given one. Raises TypeError and ValueError."""
         raise NotImplementedError
 
     def show(self, value: T) -> object:

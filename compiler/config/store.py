@@ -38,8 +38,8 @@ class ConfigTypeError(MonarchError, TypeError):
 class Setting(Generic[T]):
     """One setting: an attribute of `Settings`, whose value is looked up whenever it is read.
 
-    `kind` reads and checks values; `about` documents it, its first line in one sentence. A `local` setting belongs to
-    a machine or to who works there (folders, credentials), and does not go along to spawned processes and hosts.
+    `kind` reads and checks values; `about` documents it, its first line in one sentence. A `local` setting belongs to a
+    machine or to its user (folders, credentials), and does not go along to spawned processes and hosts.
     """
 
     def __init__(self, kind: Kind[T], default: T, about: str, *, local: bool = False) -> None:
@@ -75,7 +75,7 @@ class Setting(Generic[T]):
         raise AttributeError(f"set it with monarch.config.configure({self.name}=…)")
 
     def read(self, given: object, where: str) -> T:
-        """The value of what was given; `where` begins the error: `kernels`, or `MONARCH_KERNELS`."""
+        """The setting's value for a given one; `where` begins the error: `kernels`, or `MONARCH_KERNELS`."""
         try:
             return self.kind.read(given)
         except TypeError:
@@ -96,7 +96,7 @@ class Setting(Generic[T]):
 
 
 class SettingsBase:
-    """What `Settings` is built on: its definitions by name."""
+    """The base of `Settings`: its definitions by name."""
 
     @classmethod
     def definitions(cls) -> dict[str, Setting[Any]]:
@@ -120,7 +120,7 @@ _spawner: dict[str, Any] | None = None
 
 
 def set_runtime(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Set values of the runtime layer, or take away those that are `_MISSING`; what they were before."""
+    """Set values of the runtime layer, or remove those that are `_MISSING`; gives the former ones."""
     global _runtime
     with _lock:
         before = {name: _runtime.get(name, _MISSING) for name in values}
@@ -130,7 +130,7 @@ def set_runtime(values: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def runtime_values(values: Mapping[str, Any]) -> Iterator[None]:
-    """Within the block these values hold; after it what they were before, whatever else was set meanwhile."""
+    """Within the block these values hold; after it the former ones, whatever else was set meanwhile."""
     before = set_runtime(values)
     try:
         yield

@@ -1,1 +1,1 @@
-"""What calls cost: operations, bytes and seconds, from what a machine can do at most."""
+"""The costs of calls: operations, bytes and seconds, from a machine's peak rates."""

@@ -1,4 +1,4 @@
-"""Machines to ask about: what their workers can do, how much these hold, and what connects them, level by level.
+"""Descriptions of machines: the speed and memory of their workers, and the links between them, level by level.
 
 A cluster is described by a small TOML file. Those that ship stand in `clusters/`, each with its sources:
 
@@ -175,7 +175,7 @@ def shipped() -> list[str]:
 
 
 class _Wrong(Exception):
-    """What a file has that it should not have, or lacks."""
+    """A key that a file should not have, or lacks."""
 
 
 def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:

@@ -1,4 +1,4 @@
-"""What connects workers. Apart from machines, for it is all of costs that workers load, to choose algorithms by."""
+"""Links between workers. Apart from machines, for it is all of costs that workers load, to choose algorithms by."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What machines can do, and how long an op takes on one: the numbers behind every estimate.
+"""The speed of machines, and the time of an op on one: the numbers behind every estimate.
 
-Times are estimates from what the hardware can do at most, not measurements.
-An op takes the longer of its arithmetic at peak and its memory traffic at full bandwidth (the roofline model: Williams,
-Waterman and Patterson, CACM 52(4), 2009), and a fixed time to start it. A collective takes a fixed time and its bytes
-at the speed of the links (Hockney's model: Parallel Computing 20(3), 1994). Real ops come to between a third and nearly
-all of that; the estimate is for comparing values of one plan, and plans for one target.
+Times are estimates from the hardware's peak rates, not measurements. An op takes the longer of its arithmetic at peak
+and its memory traffic at full bandwidth (the roofline model: Williams, Waterman and Patterson, CACM 52(4), 2009), and a
+fixed time to start it. A collective takes a fixed time and its bytes at the speed of the links (Hockney's model:
+Parallel Computing 20(3), 1994). Real ops come to between a third and nearly all of that; the estimate is for comparing
+values of one plan, and plans for one target.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from monarch.compiler.cost.link import Link
 
 @dataclass(frozen=True)
 class Machine:
-    """What one worker can do.
+    """The speed of one worker.
 
     `flops`     floating-point operations a second by dtype ("f32"), for matrix products; other dtypes go as f32
     `memory`    bytes a second to and from its own memory

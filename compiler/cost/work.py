@@ -1,4 +1,4 @@
-"""What a partitioned graph will cost, read off its types: ops, collectives and bytes by mesh dim."""
+"""The cost of a partitioned graph, read off its types: ops, collectives and bytes by mesh dim."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from monarch.compiler.types import TensorType
 
 @dataclass(frozen=True)
 class Work:
-    """What one worker does for a call: floating-point operations, bytes of local memory read and written, estimated
+    """One worker's work for a call: floating-point operations, bytes of local memory read and written, estimated
     seconds, bytes sent, and for an op with regions the collectives that these run."""
 
     flops: float = 0.0
@@ -74,15 +74,14 @@ def bytes_sent(graph: Graph, node: fx.Node) -> int:
 
 
 def local_bytes(graph: Graph, type_: object) -> int:
-    """What one worker holds of a value of this type; 0 for None."""
+    """One worker's bytes of a value of this type; 0 for None."""
     if isinstance(type_, TensorType):
         return math.prod(graph.local_shape(type_)) * type_.dtype.itemsize
     return 0
 
 
 def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> Work:
-    """What one worker does on `cluster` for a call that takes `takes` bytes of memory, for named sizes in the
-    example."""
+    """One worker's work on `cluster` for a call that takes `takes` bytes of memory, for named sizes in the example."""
     if node.target in ops.WITH_REGIONS:
         return region_work(graph, node, cluster)
     machine = cluster.machine
@@ -115,8 +114,8 @@ def node_work(graph: Graph, node: fx.Node, cluster: Cluster, takes: int) -> Work
 
 
 def region_work(graph: Graph, node: fx.Node, cluster: Cluster) -> Work:
-    """What one worker does for an op with regions: of a cond the dearer branch, of a scan its body in all rounds, of a
-    while_loop one round, for nothing says how many there are. Collectives started ahead hide nothing here."""
+    """One worker's work for an op with regions: of a cond the more expensive branch, of a scan its body in all rounds,
+    of a while_loop one round, for their number is not known. Collectives started ahead hide nothing here."""
     each = [_graph_work(region, cluster) for region in regions_of(graph, node)]
     if node.target is ops.cond:
         return max(each, key=lambda work: work.seconds)
@@ -134,7 +133,7 @@ def _graph_work(graph: Graph, cluster: Cluster) -> Work:
 
 
 def _repeated(each: Sequence[Work], times: int) -> Work:
-    """What several come to together, so many times over."""
+    """The work of several together, so many times over."""
     together: dict[tuple[str, tuple[str, ...]], Collectives] = {}
     for one in (one for work in each for one in work.within):
         kept = together.get((one.op, one.mesh_dims), Collectives(one.op, one.mesh_dims, 0, 0, 0, 0.0))

@@ -1,2 +1,2 @@
-"""How plans come to be run: the Protocol that the runtime implements, who starts workers, and who hears of what happens
-to them."""
+"""How plans come to be run: the Protocol that the runtime implements, the factories of workers, and the subscribers to
+events."""

@@ -1,7 +1,7 @@
-"""What ends with a program, in its process and in those of actors.
+"""Services that end with a program, in its process and in those of actors.
 
-The library's logs and telemetry do, which those who start and end processes do not know. `monarch` registers it on
-import, before torch is loaded: so this module loads nothing.
+The library's logs and telemetry do, which the code that starts and ends processes does not know. `monarch` registers it
+on import, before torch is loaded: so this module loads nothing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What happens while programs are compiled and run, as typed events: whoever tells does not know who hears.
+"""Events of compiling and running programs, typed: their source does not know its subscribers.
 
     Log            a line for people
     WorkersStatus  a mesh's workers have started, or run nothing any more
@@ -41,7 +41,7 @@ from monarch.compiler.types import MeshSpec
 @dataclass(frozen=True)
 class Log:
     """A line for people. `topic` is "passes", "plan" or "commands", which MONARCH_LOG prints, or "kernels", "plans",
-    "graphs" or "layouts", which is always printed. What hosts, actors and transports log goes to Python's loggers below
+    "graphs" or "layouts", which is always printed. Hosts, actors and transports log to Python's loggers below
     "monarch"."""
 
     topic: str
@@ -74,7 +74,7 @@ class Span:
 @dataclass(frozen=True)
 class Failure:
     """A step has failed on the workers of a mesh, or the mesh is lost: told when the controller next looks. `error` is
-    raised where somebody needs what the step was to make."""
+    raised where a result of the step is needed."""
 
     mesh: MeshSpec
     error: DeviceMeshError
@@ -131,8 +131,8 @@ class Handled:
 
 @dataclass(frozen=True)
 class Fault:
-    """An actor has failed, and its owner, anywhere in the program, is told: `name` for people, why, and all that is
-    known. Told in the program's own process. `before` it so many have failed of which nothing else is told."""
+    """An actor has failed, and its owner, anywhere in the program, gets that: `name` for people, why, and all known
+    facts. Told in the program's own process. `before` it so many have failed without an event."""
 
     name: str
     reason: str
@@ -188,7 +188,7 @@ def subscribe(sink: Sink, *kinds: type[Event]) -> Callable[[], None]:
 
 
 def _forget() -> None:
-    """A forked process tells its own events: who listened to its parent's hears nothing of them."""
+    """A forked process tells its own events: subscribers of its parent get none of them."""
     _sinks.clear()
 
 

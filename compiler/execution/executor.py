@@ -1,5 +1,5 @@
-"""The Protocol between who writes programs (`language`) and who runs them (`runtime`), which never import each
-other."""
+"""The Protocol between the code that programs are written with (`language`) and the one that runs them (`runtime`),
+which never import each other."""
 
 from __future__ import annotations
 
@@ -53,15 +53,15 @@ class Handle(Protocol):
 Undo = Callable[[], None]
 """Undoes something. To call it again changes nothing."""
 TakeBack = Callable[[bool], None]
-"""Undoes what a failed step has done to Python; of one that was dropped, which is to be called again (True), also what
-PyTorch would not undo: random numbers are drawn again. To call it again changes nothing."""
+"""Undoes a failed step's changes of Python; of one that was dropped, which is to be called again (True), also changes
+that PyTorch would not undo: random numbers are drawn again. To call it again changes nothing."""
 Bind = Callable[[list[Handle]], TakeBack | None]
 """See `Executor.run`."""
 
 
 class Writing(Protocol):
-    """What the workers of a mesh write, beside the steps that they run. Whoever has it ends it, also where `start` was
-    interrupted."""
+    """A save that the workers of a mesh write, beside the steps that they run. Its owner ends it, also where `start`
+    was interrupted."""
 
     def start(self, values: Sequence[tuple[Handle, Sequence[Piece]]]) -> None:
         """Have the workers write values, as they are now, while they run the steps that follow."""
@@ -77,14 +77,14 @@ class Writing(Protocol):
         """How many commands the workers have been given and have not run yet. Waits for nothing."""
 
     def end(self) -> None:
-        """Have the workers forget it, and wait until they write no more of it, unless the mesh is lost or closed. What
-        has been written stays. Raises nothing but interrupts; to call it again changes nothing. The mesh is closed only
+        """Have the workers forget it, and wait until they write no more of it, unless the mesh is lost or closed. Files
+        that are written stay. Raises nothing but interrupts; to call it again changes nothing. The mesh is closed only
         behind it."""
 
 
 @runtime_checkable
 class Executor(Protocol):
-    """What runs plans for one mesh. All calls but `shards` and `wait` return at once; a failure of the work behind them
+    """Runs plans for one mesh. All calls but `shards` and `wait` return at once; a failure of the work behind them
     raises DeviceMeshError where a handle that depends on it is waited for."""
 
     @property
@@ -115,28 +115,27 @@ class Executor(Protocol):
         seed. Gives a handle for each of `plan.outputs`. Donated handles must not be used afterwards.
 
         `bind` puts these handles where they belong. It is called once the step is certain to run, also if this call is
-        interrupted then (at the latest by `settle`); it may be called twice. What it returns undoes what it did to
-        Python, should the step fail (see `undo`): it is kept until the step is known to have worked.
+        interrupted then (at the latest by `settle`); it may be called twice. It returns a function that undoes its
+        changes of Python, should the step fail (see `undo`): it is kept until the step is known to have worked.
 
         `release` are handles that the step does not read and that nobody uses once it is given: the workers free them
         before they run it. Where this call refuses the step, they are as before."""
 
     def settle(self) -> bool:
-        """Call what is left to be called of `bind`: before handles are read, in case a call was interrupted, or a
-        signal's handler runs in the middle of one. Whether steps were given up since the last time, because somebody
-        was interrupted who waited for them: then `undo` and `recover` are to be called."""
+        """Call the `bind` functions that remain: before handles are read, in case a call was interrupted, or a signal's
+        handler runs in the middle of one. Whether steps were given up since the last time, because a wait for them was
+        interrupted: then call `undo` and `recover`."""
 
     def give_up(self, handle: Handle | None) -> bool:
-        """Somebody was interrupted who waited for this value: have the workers give up the step that makes it and those
-        that were given behind it, unless they have come to its commit; without a value, all steps. See `settle`.
-        Waits for a second at most; whether nothing is under way then that `settle` would
-        wait for."""
+        """A wait for this value was interrupted: have the workers give up the step that makes it and all steps behind
+        it, unless they have come to its commit; without a value, all steps. See `settle`. Waits for a second at most;
+        whether nothing is under way then that `settle` would wait for."""
 
     def shards(
         self, handle: Handle, workers: Sequence[int] | None = None, *, quiet: bool = False
     ) -> list[torch.Tensor]:
-        """Wait for what each worker (all of them, or those listed by rank) holds of the value, and fetch it. A
-        failure raised by a `quiet` call does not count as told: `heal` gives the failed step again."""
+        """Wait for each worker's block of the value (of all workers, or those listed by rank), and fetch it. A failure
+        raised by a `quiet` call does not count as reported: `heal` gives the failed step again."""
 
     def worker_pids(self) -> list[int]:
         """The workers' process ids on their hosts, by rank, once all have started."""
@@ -156,7 +155,7 @@ class Executor(Protocol):
 
     def heal(self, states: Sequence[tuple[str, Handle]], give_up: bool = False, elsewhere: str = "") -> bool:
         """Where the mesh has lost workers, start others in their places, and have all be as if every step had been
-        called but the first that was said to have failed, and those behind it: their handles raise DeviceMeshError.
+        called but the first that was reported as failed, and those behind it: their handles raise DeviceMeshError.
         Waits for that. `states` are values without which the mesh is of no use, with their names.
 
         Raises LostError where one of these is lost, and MonarchError where the workers cannot be started. With
@@ -167,27 +166,27 @@ class Executor(Protocol):
     def snapshots(self, every: int, copies: int) -> None:
         """Have workers keep copies of values that are on one worker alone, each on so many others: taken now, and again
         when so many steps that replace state were called. `heal` goes back to the last where such values are lost, and
-        does again what was called since. 0 ends that. Raises MonarchError where there are too few workers, or too
-        little memory."""
+        runs the steps since then again. 0 ends that. Raises MonarchError where there are too few workers, or too little
+        memory."""
 
     def check_replicas(self, every: int | None, names: Callable[[], Iterable[tuple[str, Handle]]]) -> None:
-        """Compare what workers hold of each value that several hold: now (None), or from now on, in the background,
+        """Compare the workers' blocks of each value that several have: now (None), or from now on, in the background,
         whenever so many steps that replace state were called; 0 ends that. `names` gives values with what the program
         calls them. Raises ReplicaError where they differ, in the background where a step is next run."""
 
     def writing(self) -> Writing:
-        """What has the workers write values to files, once it is started."""
+        """The save that has the workers write values to files, once it is started."""
 
     def read(self, tensors: Sequence[tuple[TensorType, str, Sequence[Stored]]]) -> list[Handle]:
-        """Make values of what stands in files: for each its type, its name in errors, and its blocks. Each worker reads
-        the blocks that its layout gives it. Where that fails, waiting for the value raises DeviceMeshError."""
+        """Make values of tensors in files: for each its type, its name in errors, and its blocks. Each worker reads the
+        blocks that its layout gives it. Where that fails, waiting for the value raises DeviceMeshError."""
 
     def trace_start(self) -> None:
         """Measure every step from here on; waits until the workers are ready to."""
 
     def trace_stop(self) -> Trace:
-        """Wait for what was asked of the workers so far, and give what was measured. Also after the mesh was closed, or
-        lost a worker: then the trace is of what had been finished."""
+        """Wait for all commands so far, and give the measurements. Also after the mesh was closed, or lost a worker:
+        then the trace is of the finished ones."""
 
     def close(self) -> None:
         """Stop the workers and give back everything they held, once they have come to what messages to actors refer to.
@@ -196,7 +195,7 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Loss:
-    """What is known of a mesh that has lost workers."""
+    """The known facts of a mesh that has lost workers."""
 
     ended: Mapping[int, str]
     """How each has ended, by its number in the started mesh."""
@@ -211,8 +210,8 @@ class Resizable(Protocol):
     """An executor whose values can go on on other workers of the started mesh, or on more or fewer of them."""
 
     def loss(self, states: Sequence[tuple[str, Handle]]) -> Loss | None:
-        """What has been lost, of these states with their names; None where all workers are there. Raises MonarchError
-        where workers do not answer."""
+        """The lost ones of these states with their names; None where all workers are there. Raises MonarchError where
+        workers do not answer."""
 
     def live(self) -> list[Handle]:
         """The handles that somebody holds and that have a value here."""
@@ -243,21 +242,21 @@ class Outgoing(Protocol):
     """A message to actors that is being pickled."""
 
     def refer(self, executor: Executor, handle: Handle, parameter: bool, requires_grad: bool) -> tuple[Any, ...]:
-        """What a tensor on a mesh is pickled as, as `__reduce__` gives it. Raises MonarchError for a mesh whose workers
-        are not where the message goes."""
+        """The pickled form of a tensor on a mesh, as `__reduce__` gives it. Raises MonarchError for a mesh whose
+        workers are not in the message's target."""
 
 
 outgoing: ContextVar[Outgoing | None] = ContextVar("monarch message", default=None)
-"""What is being pickled now, if that is a message to actors."""
+"""The message to actors that is being pickled now, if any."""
 
 
 class Returned(Protocol):
-    """What actors have returned for a program: tensors that stay where they were made."""
+    """Results that actors have returned for a program: tensors that stay where they were made."""
 
     def found(self, executor: Executor) -> list[Any]:
-        """For each worker, once all have returned: what was returned in its process, with a type, of a replicated
-        tensor, in the place of each tensor. Raises what the actors raised, and MonarchError where they are not in the
-        workers' processes, or this was used before."""
+        """For each worker, once all have returned: the result in its process, with a type, of a replicated tensor, in
+        the place of each tensor. Raises the actors' errors, and MonarchError where they are not in the workers'
+        processes, or this was used before."""
 
     def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
         """Make values of them, whose shards they are, in the order of torch's pytrees. Once."""

@@ -1,4 +1,5 @@
-"""Who starts workers for a mesh. `monarch` says so on import, before torch is loaded: so this module loads nothing."""
+"""The factory of a mesh's workers. `monarch` registers it on import, before torch is loaded: so this module loads
+nothing."""
 
 from __future__ import annotations
 

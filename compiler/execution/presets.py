@@ -1,6 +1,6 @@
-"""What chooses the layouts of a module that is placed with `layouts="auto"`.
+"""The chooser of layouts for a module that is placed with `layouts="auto"`.
 
-The library does (`monarch.stdlib.parallel.automatic`), which the language does not know. `monarch` registers it on
+The library has it (`monarch.stdlib.parallel.automatic`), which the language does not know. `monarch` registers it on
 import, before torch is loaded: so this module loads nothing.
 """
 

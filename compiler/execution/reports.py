@@ -1,4 +1,4 @@
-"""Whether somebody reads traces: plans that are compiled meanwhile have reports, of what is known of their values."""
+"""Whether traces are being read: plans that are compiled meanwhile have reports about their values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks of tensors in files: what each worker is to write, and what stands where."""
+"""Blocks of tensors in files: each worker's pieces, and their places."""
 
 from __future__ import annotations
 

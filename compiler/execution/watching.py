@@ -1,7 +1,7 @@
-"""What shows a program to its user from outside, where the setting `live` wants that from the start.
+"""The page that shows a program from outside, where the setting `live` wants it from the start.
 
-The library does (`monarch.stdlib.live`), which those who start workers and actors do not know. `monarch` registers it
-on import, before torch is loaded: so this module loads nothing, and the settings when there are workers.
+The library has it (`monarch.stdlib.live`), which the code that starts workers and actors does not know. `monarch`
+registers it on import, before torch is loaded: so this module loads nothing, and the settings when there are workers.
 """
 
 from __future__ import annotations

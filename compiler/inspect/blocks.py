@@ -38,7 +38,7 @@ class Block:
 _NOTHING: dict[str, Any] = {
     "ops": 0, "flops": 0.0, "computing": 0.0, "communicating": 0.0, "sent": 0, "weights": 0,
 }  # fmt: skip
-"""What nothing costs, by the names of a `Block`'s fields."""
+"""No costs, by the names of a `Block`'s fields."""
 _OF_VALUES = ("flops", "computing", "communicating", "sent")
 """Those that each value of a report has."""
 
@@ -107,7 +107,7 @@ def _merged(module: _Module) -> list[_Module]:
 
 
 def _alike(module: _Module) -> object:
-    """What modules that are alike have in common: their parameters, and what their forward computes."""
+    """The key of modules that are alike: their parameters, and the ops of their forward."""
     inner = tuple((name, _alike(each)) for name, each in sorted(module.inner.items()))
     return tuple(sorted((key, number // module.times) for key, number in module.own.items())), inner
 

@@ -126,8 +126,8 @@ def _us(nanoseconds: int) -> float:
 
 
 def _lanes(commands: Sequence[Command]) -> list[int]:
-    """The first lane for each, in which it lies beside, or wholly within, all that are there. `commands` are in order
-    of their starts."""
+    """The first lane for each, in which it overlaps none, or is wholly within all that it overlaps. `commands` are in
+    order of their starts."""
     under_way: list[list[int]] = []  # the ends of each lane's, the outermost first
     lanes = []
     for command in commands:

@@ -1,4 +1,4 @@
-"""What a step costs a worker, by the user's lines, by module, op, mesh dim, phase, or stage of a pipeline."""
+"""The cost of a step for a worker, by the user's lines, by module, op, mesh dim, phase, or stage of a pipeline."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ _REST = {
     "phase": "",
     "stage": "(no stage)",
 }
-"""What the group is called of values that belong to none."""
+"""The name of the group of values that belong to none."""
 
 _WAITING = "(not given back yet)"
-"""What the row is called of bytes at the peak that nothing reads any more."""
+"""The name of the row of bytes at the peak that nothing reads any more."""
 
 COSTS: dict[str, Callable[[dict[str, Any]], float]] = {
     "time": lambda row: row["computing"] + row["communicating"],
     "bytes": lambda row: row["sent"],
     "memory": lambda row: row["peak_bytes"],
 }
-"""What rows are sorted by: seconds, bytes sent, bytes at the peak."""
+"""The sort keys of rows: seconds, bytes sent, bytes at the peak."""
 
 
 class Key(Protocol):
@@ -142,7 +142,7 @@ def _kind(part: ReportedValue | Collectives) -> str:
 
 
 def _place(source: Source) -> str:
-    """A line for people: the file's path from where one is, if it lies below."""
+    """A line for people: the file's path from the current folder, if it is below."""
     path, here = Path(source.file), Path.cwd()
     return f"{path.relative_to(here) if path.is_relative_to(here) else source.file}:{source.line}"
 

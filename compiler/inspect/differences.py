@@ -1,6 +1,7 @@
-"""What differs between two plans, whatever their values are called: what `monarchc diff` prints and the page compares.
+"""The differences of two plans, whatever the names of their values: `monarchc diff` prints them and the page shows
+them.
 
-Values are matched by what they are to their user: the module, the phase, the op and the text of the user's line; among
+Values are matched by their meaning to the user: the module, the phase, the op and the text of the user's line; among
 those that agree in that, first the ones of equal types, then in the order of the schedule. A line that was edited is
 matched by the rest.
 """
@@ -32,7 +33,7 @@ Key = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Changed:
-    """Values of one op, line and module that lie otherwise now: their types `before` and `after`, the bytes that a
+    """Values of one op, line and module that have other layouts now: their types `before` and `after`, the bytes that a
     worker sends for them in each plan, and their names in the second. `over` has a collective's mesh dims: "data"."""
 
     op: str
@@ -81,7 +82,7 @@ class Differences:
 
 
 def differences(a: Plan, b: Plan) -> Differences:
-    """What changed from plan `a` to plan `b`. Raises MonarchError where one has no report."""
+    """The changes from plan `a` to plan `b`. Raises MonarchError where one has no report."""
     pairs_, only_a, only_b = match(a, b)
     return Differences(
         totals={name: (of(a), of(b)) for name, of in _TOTALS.items()},
@@ -140,7 +141,7 @@ def _over(value: ReportedValue) -> str:
 
 
 def _lie_alike(before: ReportedValue, after: ReportedValue) -> bool:
-    """Whether results are of the same types. Of what a kernel computes only those that it gives are known."""
+    """Whether results are of the same types. Of a kernel's values only its results are known."""
     few, many = sorted((before, after), key=lambda value: len(value.types))
     if (before.kernel < 0) != (after.kernel < 0) and len(few.types) < len(many.types):
         return set(few.types) <= set(many.types)
@@ -225,7 +226,7 @@ UNITS = {
     "flops": "flops",
     "estimated seconds": "seconds",
 }
-"""What the totals are, for those that are no plain counts."""
+"""The names of the totals that are no plain counts."""
 _SETTINGS: dict[str, Callable[[Plan], str]] = {
     "name": lambda plan: plan.name,
     "mesh": lambda plan: str(plan.mesh),

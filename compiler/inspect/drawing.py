@@ -1,4 +1,4 @@
-"""Small SVG drawings of what is cut over a mesh: a grid of blocks, with a band along it for each mesh dim."""
+"""Small SVG drawings of tensors and meshes: a grid of blocks, with a band along it for each mesh dim."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Sheets:
-    """What lies behind a drawing, or over it: `kind` "copies" (replicated), "summands" (partial) or "own" (varying)."""
+    """Sheets behind a drawing, or over it: `kind` "copies" (replicated), "summands" (partial) or "own" (varying)."""
 
     kind: str
     hue: int
@@ -65,7 +65,7 @@ def text(x: float, y: float, words: str, anchor: str = "middle", classes: str = 
 
 
 def rect(x: float, y: float, width: float, height: float, hue: int | None, more: str = "") -> str:
-    """A rectangle in the hue of a mesh dim, or in the grey of what is replicated."""
+    """A rectangle in the hue of a mesh dim, or in the grey of replicated values."""
     classes, shade = ("mn-fw", ROLES["whole"]) if hue is None else (f"mn-f{hue}", DIMS[hue])
     at = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}"'
     return f'<rect {at} class="{classes}" fill="{shade.light}" {more}/>'
@@ -94,7 +94,7 @@ def dotted(x: float, y: float, width: float, height: float, hue: int) -> str:
 
 
 Label = Callable[[Point, Point], tuple[str, str]]
-"""What stands in a block, and what a pointer over it shows, by its positions down and across."""
+"""The text in a block, and that of a pointer over it, by its positions down and across."""
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class Drawing:
             )
         for axes, point in ((self.down, row), (self.across, column)):
             for axis, position in zip(axes, point, strict=True):
-                # Neighbours differ in depth, so that blocks are told apart within one hue.
+                # Neighbours differ in depth, so that blocks are distinct within one hue.
                 depth = 0.16 + 0.16 * ((position or 0) % 2)
                 parts.append(rect(*at, axis.hue, f'fill-opacity="{depth:g}"'))
         parts.append(
@@ -227,8 +227,8 @@ def _bands(
     top: float,
     beside: float = 0.0,
 ) -> Iterator[str]:
-    """The band of one mesh dim, from `left` and `top` on: one piece for each of its positions. It lies above the
-    blocks, or, `beside` pixels wide, beside them."""
+    """The band of one mesh dim, from `left` and `top` on: one piece for each of its positions. It is above the blocks,
+    or, `beside` pixels wide, beside them."""
     start = 0
     while start < len(found):
         end = start

@@ -1,4 +1,4 @@
-"""What a step will take on a cluster, from the plan's report: nothing runs."""
+"""The estimated time of a step on a cluster, from the plan's report: nothing runs."""
 
 from __future__ import annotations
 
@@ -100,8 +100,8 @@ class _Worker:
         return (self._transfer(value, 0) for value in self.values if value.op == "recv")
 
     def go(self, now: float, arrivals: Mapping[int, float]) -> None:
-        """Go on to the next stretch that takes time, or wait that does. `arrivals` says when what was sent arrives; a
-        worker that waits for what nobody has sent yet stays."""
+        """Go on to the next stretch that takes time, or wait that does. `arrivals` has the times at which transfers
+        arrive; a worker that waits for one that is not sent yet stays."""
         while (self._at < len(self.values) or self._within) and not self.left and self.sends is None:
             if self._within:
                 self._meet(now)
@@ -171,8 +171,8 @@ class _Worker:
 
 
 def _simulate(workers: Sequence[_Worker], plan: Plan, cluster: Cluster) -> float:
-    """Seconds from the first to the last instruction. Those who compute at the same time share the cores. Of a part
-    that stands alone nobody knows when what it waits for is sent: it is there."""
+    """Seconds from the first to the last instruction. Workers that compute at the same time share the cores. The
+    transfers that a part alone waits for have no known time: they count as arrived."""
     now = 0.0
     arrivals = {} if plan.parts else dict.fromkeys(workers[0].awaited(), now)
     while True:
@@ -199,7 +199,7 @@ def _simulate(workers: Sequence[_Worker], plan: Plan, cluster: Cluster) -> float
 
 
 def _sending(plan: Plan, number: int, cluster: Cluster) -> float:
-    """Seconds until what one part has sent is there for another."""
+    """Seconds until one part's transfer has arrived at another."""
     transfer = plan.transfers[number]
     source, target = plan.parts[transfer.source], plan.parts[transfer.target]
     ranks = [*source.place.ranks(), *target.place.ranks()]

@@ -1,4 +1,4 @@
-"""What of a plan workers record as CUDA graphs, what stands between these and why, and what they keep in memory."""
+"""The CUDA graphs of a plan: the ops in them, the ops between them and why, and their memory."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _where(plan: Plan, number: int) -> str:
 
 
 def _kept(plan: Plan, found: Stretches) -> int:
-    """Of what each graph reads, what is copied for it; of what it leaves, what it makes."""
+    """Of a graph's inputs, those that are copied for it; of its results, those that it makes."""
     sizes = {spec.slot: local_bytes(spec.type, plan.mesh) for spec in plan.inputs}
     for value in plan.report.values if plan.report is not None else ():
         if value.instruction >= 0 and value.types and value.types[0] is not None:

@@ -187,8 +187,8 @@ def tensor_html(
 ) -> str:
     """A tensor on a mesh: its type, how it is cut, and the workers that hold each block.
 
-    `notes` are said beside the type; `error` is what went wrong when it was computed. Where it is not `placed` its
-    layout is not known yet, and its whole is drawn.
+    `notes` stand beside the type; `error` is the error of computing it. Where it is not `placed` its layout is not
+    known yet, and its whole is drawn.
     """
     hues = _hues(mesh.names)
     head = _line(type_text(type, hues), "on", _mesh_text(mesh))
@@ -283,7 +283,7 @@ def _key(
     hues: Mapping[str, int],
     all_dims: bool = False,
 ) -> str:
-    """What each mesh dim does to a tensor, in words."""
+    """The effect of each mesh dim on a tensor, in words."""
     rows = []
     for name in sizes if all_dims else dict.fromkeys(layout.mesh_dims):
         placement, size = layout.placement(name), sizes[name]
@@ -336,7 +336,7 @@ def program_html(
     notes: Sequence[str] = (),
 ) -> str:
     """A program: its name, its signature with tensor types in colours, and the mesh that it runs on. A parameter is its
-    name and a tensor type, or the text of what else its annotation says ("" for nothing)."""
+    name and a tensor type, or the text of another annotation ("" for none)."""
     hues = (
         _hues(mesh.names)
         if mesh is not None

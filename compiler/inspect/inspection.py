@@ -18,7 +18,7 @@ from monarch.compiler.plan.report import Report, peak
 
 
 class Inspection:
-    """What a program became for some arguments: `plan` has all of it.
+    """A program's plan for some arguments, to look at: `plan` has all of it.
 
     In a notebook it shows the inspector's page, in a terminal a summary. `save("page.html")` writes the page, which
     needs nothing else to be opened.
@@ -54,7 +54,7 @@ class Inspection:
             raise MonarchError(f"cannot write {path}: {error.strerror}") from error
 
     def explain(self, name: str) -> Explanation | PlaceExplanation:
-        """Why a value has its layout, or why a collective is there: the chain of causes. `name` is a value's or a
+        """Why a value has its layout, or why there is a collective: the chain of causes. `name` is a value's or a
         state's; or a line, "train.py:58", or a module, "layers.0.mlp", for all of its collectives. Raises MonarchError,
         with near names, where there is none. In a program of several meshes the first that has it answers."""
         *others, last = [part.plan for part in self.plan.parts] or [self.plan]

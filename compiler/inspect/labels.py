@@ -1,4 +1,4 @@
-"""What a plan's inputs and instructions are called: by its report, else by its graph's text, else by their op."""
+"""The names of a plan's inputs and instructions: from its report, else from its graph's text, else from their op."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def input_names(plan: Plan) -> list[str]:
 
 
 def schedule_text(facts: Any) -> str:
-    """What a plan's costs say of a pipeline's schedule; "" where they say nothing that can be read."""
+    """The pipeline's schedule in a plan's costs; "" where they have none that can be read."""
     if not isinstance(facts, dict) or not isinstance(facts.get("bubble"), (int, float)):
         return ""
     held = facts.get("held")

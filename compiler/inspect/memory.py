@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from monarch.compiler.plan.report import ReportedValue
 
 KINDS = ("weights", "optimizer state", "gradients", "inputs", "constants", *PHASES)
-"""What a buffer holds: inputs and states by what they are, values by the phase that makes them."""
+"""Kinds of buffers: inputs and states by their kind, values by the phase that makes them."""
 
 WAITING = "waiting"
-"""What nothing reads any more and is not given back yet."""
+"""Bytes that nothing reads any more and that are not given back yet."""
 
 
 _WITH_REGIONS = ("cond", "while_loop", "scan")
@@ -44,8 +44,8 @@ def alive(plan: Plan) -> list[tuple[ReportedValue, int]]:
 
 
 def alive_by_layer(plan: Plan) -> dict[str, dict[str, int]]:
-    """The bytes alive at the peak, by layer and kind, in the order of the schedule. What the peak has beyond what a
-    later value still needs is "waiting"."""
+    """The bytes alive at the peak, by layer and kind, in the order of the schedule. Bytes of the peak that no later
+    value needs are "waiting"."""
     found: dict[str, dict[str, int]] = {}
     for value, taken in alive(plan):
         kinds = found.setdefault(layer_of(value.module), {})
@@ -108,7 +108,7 @@ def _buffers(plan: Plan) -> list[_Buffer]:
 
 
 def _written_over(plan: Plan, value: ReportedValue) -> list[int]:
-    """For each result of a generated kernel the value in whose memory it lies, by number, or -1; [] for other ops."""
+    """For each result of a generated kernel the value whose memory it takes, by number, or -1; [] for other ops."""
     if value.instruction < 0 or (instruction := plan.instructions[value.instruction]).op != "kernel":
         return []
     operands, _, over = instruction.args
@@ -116,8 +116,8 @@ def _written_over(plan: Plan, value: ReportedValue) -> list[int]:
 
 
 def _end(plan: Plan, value: ReportedValue, committed: int, replaced: Collection[str], outputs: Collection[int]) -> int:
-    """Until which value a worker keeps a buffer whoever reads it: inputs and results to the end, states that the step
-    replaces to the commit."""
+    """Until which value a worker keeps a buffer whatever its readers: inputs and results to the end, states that the
+    step replaces to the commit."""
     if value.instruction >= 0:
         return sys.maxsize if plan.instructions[value.instruction].out in outputs else -1
     if value.op in ("scalar", "seed"):

@@ -22,7 +22,7 @@ _LINES = 5
 
 @dataclass(frozen=True)
 class Line:
-    """A line of the user's: `name` is "train.py:12", `code` its text; what it costs a worker in a step."""
+    """A line of the user's: `name` is "train.py:12", `code` its text; its cost for a worker in a step."""
 
     name: str
     code: str
@@ -33,8 +33,8 @@ class Line:
 
 @dataclass(frozen=True)
 class WorkerMemory:
-    """What a worker holds at most: `held` bytes, of which `kinds` says what they are, the largest first, reached at
-    `value`, on the line `where`; `there` is what it may hold on `machine` (None where nobody has said)."""
+    """A worker's peak: `held` bytes, by `kinds`, the largest first, reached at `value`, on the line `where`; `there`
+    are the bytes that it may have on `machine` (None where none is known)."""
 
     held: int
     kinds: dict[str, int]
@@ -64,7 +64,7 @@ class Overview:
 
 
 def overview(plan: Plan) -> Overview:
-    """What the page opens on. Raises MonarchError for a plan without a report."""
+    """The page's first view. Raises MonarchError for a plan without a report."""
     cluster = cluster_of(plan.target)
     found = estimate(plan, cluster)
     arithmetic = sum(value.computing for value in computed(plan) if _is_arithmetic(value, cluster.machine))

@@ -1,8 +1,8 @@
 """The colours of meshes and layouts, the same in notebooks and on the inspector's page.
 
-A mesh dim has one hue, by its place in the mesh. A tensor that the dim shards is filled with it; what is replicated
-is grey; a partial value is hatched with it, and a varying one dotted, so that no difference is one of hue alone. The
-six hues stay apart for readers with protanopia, deuteranopia and tritanopia (tests/compiler/inspect/test_palette.py
+A mesh dim has one hue, by its place in the mesh. A tensor that the dim shards is filled with it; a replicated one is
+grey; a partial value is hatched with it, and a varying one dotted, so that no difference is one of hue alone. The six
+hues stay apart for readers with protanopia, deuteranopia and tritanopia (tests/compiler/inspect/test_palette.py
 simulates them), and stand out from the ground of their theme by 3:1 at least, as WCAG 2.2 asks of graphics.
 """
 
@@ -40,7 +40,7 @@ ROLES = {
     "accent": Shade("#0d63ad", "#8aa2f0"),  # links, focus, the selected
     "error": Shade("#b3261e", "#ff8a80"),
 }
-"""What is not a mesh dim's, by what it is for."""
+"""Colours that are not of a mesh dim, by their use."""
 
 
 def of_mesh(names: Sequence[str]) -> dict[str, Shade]:

@@ -1,4 +1,4 @@
-"""What a line of the user's, or a module, became: its costs, and why each of its collectives is there."""
+"""A line of the user's, or a module, in the plan: its costs, and why it has each of its collectives."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def _count(number: int, noun: str) -> str:
 
 
 def explain_any(plan: Plan, what: str) -> Explanation | PlaceExplanation:
-    """Why a value has its layout (`mm_3`, `layers.0.mlp.weight`; see `explain`), or what a line (`train.py:58`) or a
-    module (`layers.0.mlp`, with those in it) became, and why its collectives are there.
+    """Why a value has its layout (`mm_3`, `layers.0.mlp.weight`; see `explain`), or the ops of a line (`train.py:58`)
+    or a module (`layers.0.mlp`, with those in it), and why it has its collectives.
 
     Raises MonarchError, with near names, where the plan has nothing of that name, and where it has no report.
     """

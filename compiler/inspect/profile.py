@@ -24,7 +24,7 @@ class OnWorkers(Protocol):
 
 
 class Profile:
-    """What `monarch.profile` gives: `trace` is there when the block has ended.
+    """The result of `monarch.profile`: it has `trace` when the block has ended.
 
     `traces` and `paths` hold one for each mesh that ran something in the block, in the order in which they began.
     """
@@ -60,7 +60,7 @@ class Profile:
             )
         if self._mesh is not None:
             self._only = self._mesh.executor.whole
-        # Also with a mesh of its own, for what is compiled while anything is watched says what it knows of its values.
+        # Also with a mesh of its own, for plans that are compiled while anything is watched have reports.
         try:
             want_reports(self)
             self._unsubscribe = subscribe(self._heard, WorkersStatus)

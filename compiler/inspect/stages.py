@@ -17,7 +17,7 @@ FORWARD, BACKWARD, WEIGHTS = "F", "B", "W"
 """As in `compiler/tape/timetable.py`, which needs torch."""
 
 Action = tuple[str, int, int]
-"""What a stage does with a microbatch: (action, stage, microbatch)."""
+"""An action of a stage on a microbatch: (action, stage, microbatch)."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,8 @@ def stage_times(plan: Plan) -> list[StageTime]:
 
 
 def order_of(facts: Any) -> list[list[Action]]:
-    """What each group of workers does, in order, as a plan's costs say; [] where they say nothing that can be read."""
+    """The actions of each group of workers, in order, as a plan's costs have them; [] where they have none that can be
+    read."""
     rows = facts.get("order") if isinstance(facts, dict) else None
     found: list[list[Action]] = []
     for row in rows if isinstance(rows, list) else ():
@@ -58,8 +59,8 @@ def order_of(facts: Any) -> list[list[Action]]:
 
 
 def estimated_bubble(plan: Plan) -> float | None:
-    """The part of the time in which groups wait, with stages as long as estimated. None where that cannot be told: for
-    a plan without reports or order, and where microbatches wait for one another in a stage."""
+    """The part of the time in which groups wait, with stages as long as estimated. None where that is not known: for a
+    plan without reports or order, and where microbatches wait for one another in a stage."""
     facts = plan.costs.get("schedule")
     if not isinstance(facts, dict) or facts.get("barriers"):
         return None

@@ -1,4 +1,5 @@
-"""What of a program's state outlives the loss of workers and hosts: `program.survives()`, `inspect --survives`."""
+"""The part of a program's state that outlives the loss of workers and hosts: `program.survives()`, `inspect
+--survives`."""
 
 from __future__ import annotations
 

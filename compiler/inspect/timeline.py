@@ -1,4 +1,4 @@
-"""What a trace says: how long each value takes, what a step's length hangs on, and where the workers' time goes.
+"""Reading a trace: how long each value takes, the critical path of a step, and where the workers' time goes.
 
 Pure functions of a trace and its plans. All times are nanoseconds.
 """
@@ -60,7 +60,7 @@ class Meeting:
 @dataclass(frozen=True)
 class Skew:
     """A collective of one group of workers over all steps: `last` came last most often, in `times` of `runs` steps;
-    `late` is the median of how long after the first worker the last one came, whoever that was."""
+    `late` is the median of how long after the first worker the last one came, whichever that was."""
 
     instruction: int
     workers: tuple[int, ...]
@@ -101,7 +101,7 @@ def steps_of(trace: Trace, plan: Plan) -> tuple[Step, ...]:
 
 
 def measured(steps: Sequence[Step]) -> dict[int, Measured]:
-    """By instruction, over steps of one plan. What a failed step did before it failed counts."""
+    """By instruction, over steps of one plan. The instructions of a failed step count up to its failure."""
     spans: defaultdict[int, list[Span]] = defaultdict(list)
     for step in steps:
         for span in step.spans:
@@ -136,10 +136,10 @@ def length(run: Sequence[Step]) -> int:
 
 
 def critical_path(run: Sequence[Step], plan: Plan) -> tuple[Stretch, ...]:
-    """What the length of one step hangs on, in order of time, without gaps: `run` holds each worker's step.
+    """The critical path of one step, in order of time, without gaps: `run` has each worker's step.
 
     Followed back from the last instruction to end. Before an op comes the instruction before it on the same worker;
-    a collective starts when the last of its group comes to it, so before it comes what that worker did.
+    a collective starts when the last of its group comes to it, so before it comes that worker's instruction.
     """
     steps = {step.worker: step for step in run if step.spans}
     if not steps:
@@ -172,7 +172,7 @@ def critical_path(run: Sequence[Step], plan: Plan) -> tuple[Stretch, ...]:
 
 def collective_dims(plan: Plan, instruction: int) -> tuple[str, ...] | None:
     """The mesh dims over which an instruction meets others: all of them for a commit, also for the one behind the last
-    instruction; None for what meets nobody."""
+    instruction; None for one that meets no others."""
     if instruction >= len(plan.instructions):
         return plan.mesh.names
     found: Instruction = plan.instructions[instruction]
@@ -188,7 +188,7 @@ def collective_dims(plan: Plan, instruction: int) -> tuple[str, ...] | None:
 def meetings(steps: Sequence[Step], plan: Plan) -> Iterator[Meeting]:
     """The collectives of a plan's steps, commits among them, at which a whole group was seen: two workers or more."""
     workers = sorted({step.worker for step in steps})
-    if len(workers) != plan.mesh.workers:  # nobody has seen who is missing
+    if len(workers) != plan.mesh.workers:  # no worker has seen which one is missing
         return
     dims = {at: collective_dims(plan, at) for at in range(len(plan.instructions) + 1)}
     # A part of a program runs on a mesh of its own, whose workers have other numbers there.
@@ -210,7 +210,7 @@ def meetings(steps: Sequence[Step], plan: Plan) -> Iterator[Meeting]:
 
 
 def skews(steps: Sequence[Step], plan: Plan) -> list[Skew]:
-    """Who comes late to the plan's collectives, the largest median first."""
+    """The workers that come late to the plan's collectives, the largest median first."""
     found: defaultdict[tuple[int, tuple[int, ...]], list[Meeting]] = defaultdict(list)
     for meeting in meetings(steps, plan):
         found[meeting.instruction, tuple(sorted(meeting.spans))].append(meeting)
@@ -223,7 +223,8 @@ def skews(steps: Sequence[Step], plan: Plan) -> list[Skew]:
 
 
 def shares(trace: Trace, plans: Sequence[Plan | None]) -> dict[int, Shares]:
-    """By worker. `plans[i]` is that of `trace.plans[i]`; what a plan that is not known ran counts as computing."""
+    """By worker. `plans[i]` is that of `trace.plans[i]`; instructions of a plan that is not known count as
+    computing."""
     if not trace.steps:
         return {}
     first, last = min(step.start for step in trace.steps), max(step.end for step in trace.steps)

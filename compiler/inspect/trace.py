@@ -32,7 +32,7 @@ __all__ = ["Command", "Handled", "Span", "Step", "Trace", "TracedPlan", "load_tr
 
 VERSION = 1
 MOST_BYTES = 1 << 30
-"""What a file may unpack to: one that says more is refused, not read."""
+"""The most bytes that a file may unpack to: one with more is refused, not read."""
 _MOST = 2**62
 _WORKERS = 1 << 20
 
@@ -221,7 +221,7 @@ class _Reader:
         return value
 
     def _times(self, start: Any, end: Any) -> tuple[int, int]:
-        # What was under way when the trace began has begun before it.
+        # A step under way when the trace began has begun before it.
         if self._number(start, -_MOST) > self._number(end, -_MOST):
             self.fail("something ends before it starts")
         return start, end

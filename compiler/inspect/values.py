@@ -1,4 +1,4 @@
-"""What is asked of a plan's values wherever they are shown."""
+"""Facts about a plan's values that several views need."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def call_of(plan: Plan, value: ReportedValue) -> str:
 
 
 def transfers_of(plan: Plan) -> list[dict[str, Any]]:
-    """What the meshes of a program send one another, in order; the bytes are those of all workers together."""
+    """The transfers between the meshes of a program, in order; the bytes are those of all workers together."""
     return [
         {
             "name": transfer.name,
@@ -123,10 +123,10 @@ def transfers_of(plan: Plan) -> list[dict[str, Any]]:
 
 
 def local_bytes(type: TensorType, mesh: MeshSpec) -> int:
-    """What a worker holds of a tensor, in bytes."""
+    """A worker's bytes of a tensor."""
     return type.dtype.itemsize * math.prod(type.local_shape(mesh))
 
 
 def kind_of(label: str) -> str:
-    """What a state is, by the name that programs give it: "weights", "gradients" or "optimizer state"."""
+    """The kind of a state, by the name that programs give it: "weights", "gradients" or "optimizer state"."""
     return {"parameter": "weights", "gradient": "gradients"}.get(kind := StateKey.of(label).kind, kind)

@@ -20,7 +20,7 @@ from monarch.compiler.plan.report import ReportedValue
 from monarch.compiler.sizes import format_bytes, format_seconds
 
 _SMALL = 0.05
-"""A part of a step, or of the memory, that nobody needs to be told of."""
+"""A part of a step, or of the memory, too small to mention."""
 _NAMED = 3
 
 _NOUNS = (
@@ -28,13 +28,13 @@ _NOUNS = (
     (r"aten\..*convolution", "convolution"),
     (r"aten\..*scaled_dot_product", "attention"),
 )
-"""What the ops are called in which models spend their time."""
+"""The names of the ops in which models spend their time."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`state` is "good", "note" (it costs something) or "bad"; `text` a sentence, `do` what can be done about it (""
-    for nothing); `value` the name of a value to look at, "" for none."""
+    """`state` is "good", "note" (it costs something) or "bad"; `text` a sentence, `do` a way to improve it ("" for
+    none); `value` the name of a value to look at, "" for none."""
 
     state: Literal["good", "note", "bad"]
     text: str
@@ -44,15 +44,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Room:
-    """The memory of a worker of `machine` ("" where a limit was given), in bytes."""
+    """The memory of a worker of `machine` ("" for a given limit), in bytes."""
 
     machine: str
     bytes: int
 
 
 def room_of(plan: Plan) -> Room | None:
-    """The memory that a plan's worker may take: that of the machine that it was compiled for, or its limit; None where
-    neither was given. `costs` is free JSON: what has not the form that the compiler gives it says nothing."""
+    """The memory that a plan's worker may take: that of the machine that it was compiled for, or its limit; None
+    without either. `costs` is free JSON: entries of another form than the compiler's are left out."""
     machine = plan.costs.get("machine")
     if isinstance(machine, dict) and isinstance(machine.get("name"), str) and type(machine.get("memory")) is int:
         return Room(machine["name"], machine["memory"])
@@ -137,7 +137,7 @@ class _Work:
 
 
 def _repeated(plan: Plan, found: Estimate) -> Iterator[Verdict]:
-    """What several workers compute alike: of ops with a rule, those that no factor shards on a mesh dim."""
+    """The ops that several workers compute alike: those with a rule that no factor shards on a mesh dim."""
     work: dict[tuple[tuple[str, ...], str], _Work] = {}
     for value in computed(plan):
         is_view = not value.flops and not value.allocates

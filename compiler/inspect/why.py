@@ -1,4 +1,4 @@
-"""Why a value has its layout, and why a collective is there: a plan's report, followed back to what the user said."""
+"""Why a value has its layout, and why there is a collective: a plan's report, followed back to the user's layouts."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SHOWN = 8
 
 @dataclass(frozen=True)
 class Cause:
-    """One step of a chain. `decision` is why the value lies so on the chain's mesh dim; `causes` are the values that
-    led to it, and () where the user said it (or the chain goes no further)."""
+    """One step of a chain. `decision` is why the value has its placement on the chain's mesh dim; `causes` are the
+    values that led to it, and () where the user's layout did (or the chain goes no further)."""
 
     value: int
     name: str
@@ -91,7 +91,7 @@ class Explanation:
 
 
 def explain(plan: Plan, name: str) -> Explanation:
-    """Why the value `name` has its layout, or is there.
+    """Why the value `name` has its layout, or exists.
 
     `name` is a value's as in the graph's text (with or without %), a state's label, or a value's of the traced graph.
     Raises MonarchError, with near names, where the plan has no such value, and where it has no report.
@@ -105,8 +105,8 @@ def explain(plan: Plan, name: str) -> Explanation:
 
 
 def named(report: Report, name: str) -> list[int]:
-    """The values that a name stands for, by number: those of that name, else an input's or state's label, else what a
-    value of the traced graph has become; [] for none."""
+    """The values that a name stands for, by number: those of that name, else an input's or state's label, else those
+    that a value of the traced graph has become; [] for none."""
     values = report.values
     own = [number for number, value in enumerate(values) if value.name == name]
     if own:
@@ -178,7 +178,7 @@ class _Explainer:
     # -- chains ----------------------------------------------------------------------------------------------------
 
     def chain(self, number: int, mesh_dim: str) -> Cause | None:
-        """A value's decision on a mesh dim and the shortest ways from it to what the user said."""
+        """A value's decision on a mesh dim and the shortest ways from it to the user's layouts."""
         if self.decision(number, mesh_dim) is None:
             return None
         came: dict[int, int] = {number: number}
@@ -238,7 +238,7 @@ class _Explainer:
         return number, None if value.mesh_dims else 0
 
     def producer(self, value: ReportedValue) -> int:
-        """What makes the values of which `value` is one: a collective also where its result is waited for."""
+        """The calls that make the values of which `value` is one: a collective also where its result is waited for."""
         made = self.values[value.reads[0]]
         return made.reads[0] if made.op == "wait" and made.reads else value.reads[0]
 
@@ -271,7 +271,7 @@ class _Explainer:
         return tuple(chain for chain in found if chain is not None)
 
     def origin(self, number: int) -> int:
-        """The program's own value behind what the compiler made of it."""
+        """The program's own value behind one that the compiler made of it."""
         while is_added(self.values[number]) and self.values[number].reads:
             value = self.values[number]
             producer = self.values[self.producer(value)]
@@ -283,7 +283,7 @@ class _Explainer:
         return number
 
     def takers(self, number: int) -> list[int]:
-        """The program's own values that read what the compiler made."""
+        """The program's own values that read a value of the compiler's."""
         found: list[int] = []
         waiting, seen = deque(self.readers[number]), set(self.readers[number])
         while waiting:
@@ -380,7 +380,7 @@ def _chain(chain: Cause, lead: str, title: str, apart_from: int = -1) -> list[st
 
 
 def _because(cause: Cause, lead: str) -> list[str]:
-    """A way back, one value a line, "and that" one from the one above it; what forks is indented."""
+    """A way back, one value a line, "and that" one from the one above it; forks are indented."""
     way = [cause]
     while len(way[-1].causes) == 1:
         way.append(way[-1].causes[0])

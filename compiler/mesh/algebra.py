@@ -1,4 +1,4 @@
-"""What every mesh can do, of workers, hosts, processes, actors or values: be sliced, split, flattened, renamed."""
+"""The methods of every mesh, of workers, hosts, processes, actors or values: slice, split, flatten, rename."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class MeshAlgebra:
-    """A grid of things with a name for each dim. What these methods give are references to the same things.
+    """A grid of things with a name for each dim. The results of these methods refer to the same things.
 
     All raise MeshDimError (a TypeError and a KeyError) for a dim that the mesh does not have.
 
@@ -89,7 +89,7 @@ class MeshAlgebra:
         return len(self._shape)
 
     def to_table(self) -> str:
-        """A table with a line for each place: its rank and coordinates, and what is there."""
+        """A table with a line for each place: its rank and coordinates, and its content."""
         rows = [("rank", *self._shape.labels, self._column())]
         for rank, base in enumerate(self._shape.ranks()):
             at = Point(rank, self.extent).values()

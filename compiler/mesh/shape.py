@@ -1,7 +1,7 @@
 """Extents, points, and strided slices of a grid: the arithmetic under every mesh. Ranks are row-major.
 
-Indices are NumPy's: negative ones count from the end, slices are clipped, and a position outside is an IndexError. What
-NumPy has and a mesh cannot: empty slices, and slices backwards, are errors.
+Indices are NumPy's: negative ones count from the end, slices are clipped, and a position outside is an IndexError. Two
+things differ: empty slices, and slices backwards, are errors.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def check_dims(labels: Sequence[str], sizes: Sequence[int]) -> None:
 def named_sizes(
     shape: Sequence[int] | None, names: Sequence[str] | None, dims: Mapping[str, int]
 ) -> tuple[tuple[str, int], ...]:
-    """Names and sizes of a mesh's dims, which are given as a shape with names or as `dims`. Raises LayoutError where
-    both are, or where a shape is none."""
+    """Names and sizes of a mesh's dims, from a shape with names or from `dims`. Raises LayoutError where both are, or
+    where a shape is none."""
     if shape is None:
         return tuple(dims.items())
     if isinstance(shape, (str, Mapping)) or not isinstance(shape, Sequence):
@@ -63,7 +63,7 @@ def named_sizes(
 
 
 def _position(index: object, size: int, of: str) -> int:
-    """The place that an index means among `size`; `of` says of what. A negative index counts from the end."""
+    """The place that an index means among `size`; `of` names the indexed dim. A negative index counts from the end."""
     if isinstance(index, bool) or not hasattr(index, "__index__"):
         raise MeshDimError(f"{of} has no place {index!r}", hint="a place is a whole number, and several are a slice.")
     at = operator.index(index)  # NumPy's integers too
@@ -346,7 +346,7 @@ def _grid(ranks: Sequence[int]) -> tuple[list[int], list[int]] | None:
 
 @dataclass(frozen=True, init=False, repr=False)
 class Shape:
-    """Named dims over a strided slice of ranks: what a mesh or a slice of one covers."""
+    """Named dims over a strided slice of ranks: those that a mesh or a slice of one covers."""
 
     _labels: tuple[str, ...]
     ndslice: NDSlice
@@ -463,7 +463,8 @@ class Shape:
         return Shape([name], NDSlice(offset=self.ndslice.offset, sizes=[len(self)], strides=[stride]))
 
     def rename(self, names: Mapping[str, str]) -> Shape:
-        """Other names for dims. Raises MeshDimError for an unknown dim, MeshShapeError for a name that is there."""
+        """Other names for dims. Raises MeshDimError for an unknown dim, MeshShapeError for a name that exists
+        already."""
         for label in names:
             self.extent.position(label)
         return Shape([names.get(label, label) for label in self._labels], self.ndslice)

@@ -1,4 +1,4 @@
-"""The ops of a partitioned graph that ATen does not have: collectives, local slices, and what sharded indexing needs.
+"""The ops of a partitioned graph that ATen does not have: collectives, local slices, and the ops of sharded indexing.
 
 They stand in a graph as these callables; the reference executor and the runtime give each its meaning (calling one
 directly is an error). Mesh dims are given by name, tensor dims as ints, and shapes are those of one worker.
@@ -51,7 +51,7 @@ reduce_scatter = _op("reduce_scatter", "(tensors, mesh_dims, dims, reduction)", 
 
 all_to_all = _op("all_to_all", "(tensors, mesh_dims, source_dims, target_dims)", collective=True)
 """From sharded along `source_dims[i]` to sharded along `target_dims[i]`: each worker sends block j of its target dim to
-worker j, and concatenates what it receives along the source dim."""
+worker j, and concatenates the received blocks along the source dim."""
 
 broadcast = _op("broadcast", "(tensors, mesh_dims, root)", collective=True)
 """Every worker gets the tensors of the group's worker number `root`."""
@@ -61,7 +61,7 @@ permute = _op("permute", "(tensors, mesh_dims, pairs)", collective=True)
 zeros."""
 
 wait = _op("wait", "(pending, tensors)", collective=True)
-"""What the collective `pending` gives, which has only been started where it stands: plans for NCCL (see the pass
+"""The results of the collective `pending`, which its own call has only started: plans for NCCL (see the pass
 `overlap-collectives`). `tensors` are those that it moves: they are read until here."""
 
 # -- local ops that depend on where a worker is ------------------------------------------------------------------------
@@ -80,8 +80,8 @@ to_varying = _op("to_varying", "(tensor, mesh_dim, dim)")
 with None the whole tensor, which is the same on every worker. Moves nothing where the tensor has that layout."""
 
 from_varying = _op("from_varying", "(tensor, mesh_dim, placement)")
-"""Where per-worker code ends: the tensors that the workers along `mesh_dim` have of their own, as one value of the
-mesh: blocks of the dim `placement`, or what is to be reduced by `placement` ("sum", "max", …). Moves nothing."""
+"""The end of per-worker code: the tensors that the workers along `mesh_dim` have of their own, as one value of the
+mesh: blocks of the dim `placement`, or summands of the reduction `placement` ("sum", "max", …). Moves nothing."""
 
 embedding_shard = _op("embedding_shard", "(weight, indices, mesh_dim)")
 """Rows of a weight whose dim 0 is sharded over `mesh_dim`: zeros where the row is another worker's (a partial sum)."""
@@ -104,8 +104,8 @@ fill_padding = _op("fill_padding", "(tensor, dim, size, fill, mesh_dims)")
 `mesh_dims`. Plans write zeros over the tensor's own padding where they may (`fill_padding_`), else over a copy's."""
 
 mean_shard = _op("mean_shard", "(tensor, dims, keepdim, count, dtype)")
-"""What a worker's block adds to a mean over `dims`, sharded along one of them: the sum over `dims` divided by
-`count`, the number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""
+"""A worker's summand of a mean over `dims`, sharded along one of them: the sum over `dims` divided by `count`, the
+number of elements of the global mean (a partial sum). `dtype` is `aten.mean`'s."""
 
 arange_shard = _op("arange_shard", "(start, step, length, dtype, mesh_dims)")
 """Elements `start + step * i` of the worker's own block of `length` along the nested `mesh_dims`."""
@@ -128,9 +128,9 @@ check = _op("check", "(tensor, valid, message)")
 whether or not its result is read."""
 
 find_anomaly = _op("find_anomaly", "(tensor, number, op, text, inf, padding)")
-"""Whether the worker's block of the tensor has a NaN (with `inf` also an infinity), as a bool[] of its own. `op` is
-what made the tensor, or the kind of what is given, of which `text` says what it is; `number` is its place in the
-program. `padding` has for each dim with padding the dim, its size without, and the mesh dims that shard it."""
+"""Whether the worker's block of the tensor has a NaN (with `inf` also an infinity), as a bool[] of its own. `op` is the
+one that made the tensor, or the kind of an input, which `text` describes; `number` is its place in the program.
+`padding` has for each dim with padding the dim, its size without, and the mesh dims that shard it."""
 
 number_anomaly = _op("number_anomaly", "(flags, mesh_dims)")
 """The place in the program of the first of a worker's flags that is set, times the number of workers along `mesh_dims`,
@@ -144,8 +144,9 @@ kernel = _op("kernel", "(tensors, text, over)")
 is the number of the tensor whose memory output i takes, or -1 for memory of its own."""
 
 out_of_place = _op("out_of_place", "(op, names, values, written)")
-"""What the op named `op`, which writes to its arguments, makes of copies of them: its results that are tensors of their
-own, then the copies, a tuple. `names` and `values` are its arguments, `written` the names of those that it writes."""
+"""The results of the op named `op`, which writes to its arguments, on copies of them: its results that are tensors of
+their own, then the copies, a tuple. `names` and `values` are its arguments, `written` the names of those that it
+writes."""
 
 constrain = _op("constrain", "(tensor, layout)")
 """The tensor, laid out as the user says (`layout` is a Layout's text). Stands only before partitioning, which makes
@@ -161,17 +162,18 @@ send = _op("send", "(tensor, transfer)")
 """Give what this part has of a tensor to the part that receives transfer number `transfer`. Makes nothing."""
 
 recv = _op("recv", "(transfer, shape, dtype)")
-"""What transfer number `transfer` brings: the worker's block, of `shape`, with zeros where no one sends anything."""
+"""The received value of transfer number `transfer`: the worker's block, of `shape`, with zeros where no one sends
+anything."""
 
 # -- ops with regions, which are graphs of the graph that they stand in (`Graph.regions`), by name ---------------------
 
 cond = _op("cond", "(predicate, operands, regions)")
-"""What the first of two regions makes of the operands where the predicate (bool[]) is true, else the second: a tuple.
-Both regions take the operands, and give results of the same types."""
+"""The results of the first of two regions where the predicate (bool[]) is true, else of the second: a tuple. Both
+regions take the operands, and give results of the same types."""
 
 while_loop = _op("while_loop", "(carried, operands, regions)")
-"""As long as the first region gives true, what the second makes of the carried values takes their place: a tuple, of
-what is carried in the end. Both regions take the carried values, the operands, and the number of the round (i64[])."""
+"""As long as the first region gives true, the results of the second take the place of the carried values: a tuple of
+these in the end. Both regions take the carried values, the operands, and the number of the round (i64[])."""
 
 scan = _op("scan", "(carried, xs, operands, regions, length, reverse)")
 """For each i in 0 <= i < `length`, or from the last with `reverse`, what the one region makes of the carried values,

@@ -1,6 +1,6 @@
 """Products of groups of rows, as mixtures of experts have them (`torch.nn.functional.grouped_mm`), as one op of ours.
 
-PyTorch's own has shape functions that take bfloat16 alone, and refuses rows that do not lie at multiples of 16 bytes:
+PyTorch's own has shape functions that take bfloat16 alone, and refuses rows that do not begin at multiples of 16 bytes:
 those of a block, or of a transposed operand, often do not."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One record an op: all that Monarch knows of it and its schema does not say.
+"""One record for each op: all that Monarch knows of it beside its schema.
 
     find(aten.mm.default, "rule")         # what is known of this overload, of the op, or of the view that it copies
     record("aten.mm").rule = line(...)    # each part of the compiler writes its own field, as it is imported
@@ -22,7 +22,7 @@ from monarch.compiler.ops import MonarchOp
 
 @dataclass
 class OpRecord:
-    """What is known of an op, or of one overload of it; None for what is not.
+    """The known facts of an op, or of one overload of it; None for unknown ones.
 
     `record`       how the recorder takes a call that does not go onto the tape as it is (`language.recorder`)
     `shape`        its results' shapes, without PyTorch's own, slower function (`language.tensors.shapes`)
@@ -61,7 +61,7 @@ _RECORDS: dict[str, OpRecord] = {}
 
 def record(op: object) -> OpRecord:
     """The record of an op ("aten.add", `aten.add`, "all_reduce"), or of one overload ("aten.sum.dim_IntList"): a new
-    one where there is none. It stays the op's, and what is entered later is read in it."""
+    one where there is none. It stays the op's: later entries are read in it."""
     return _RECORDS.setdefault(str(op), OpRecord())
 
 
@@ -74,8 +74,8 @@ def enter(ops: Iterable[object], **fields: Any) -> None:
 
 
 def find(target: Any, name: str) -> Any:
-    """A field of what is known of a node's target: of the overload, else of the op, else of the view that it copies.
-    None where nothing is."""
+    """A field of the record of a node's target: of the overload, else of the op, else of the view that it copies. None
+    where none has it."""
     for each in _names(target):
         known = _RECORDS.get(each)
         if known is not None and (value := getattr(known, name)) is not None:
@@ -105,7 +105,7 @@ def recorded(name: str) -> list[str]:
 
 @contextmanager
 def records_kept() -> Iterator[None]:
-    """Forget behind a block what was entered in it: for tests."""
+    """Forget behind a block the entries made in it: for tests."""
     before = {op: copy(known) for op, known in _RECORDS.items()}
     try:
         yield

@@ -1,4 +1,4 @@
-"""What an op's schema says of memory: which arguments it writes, and which its results may share memory with.
+"""The memory effects in an op's schema: which arguments it writes, and which its results may share memory with.
 
 Everything that asks "is it a view?" or "what does it write?" asks here.
 """
@@ -35,7 +35,7 @@ _MAY_COPY = frozenset("reshape reshape_as contiguous to type_as flatten ravel".s
 
 @dataclass(frozen=True)
 class MemoryEffects:
-    """What an op does to memory.
+    """The effects of an op on memory.
 
     `writes`   names of the arguments that it writes
     `results`  for each result, the name of the argument that it is (one that the op writes), or "" for another tensor
@@ -59,7 +59,7 @@ class MemoryEffects:
 
 @cache
 def memory_of(op: torch._ops.OpOverload) -> MemoryEffects:
-    """What an op's schema says of memory."""
+    """The memory effects in an op's schema."""
     schema = op._schema
     of_torch = op.namespace in ("aten", "prims")
     written = {argument.name: argument.alias_info for argument in schema.arguments if argument.is_write}
@@ -144,14 +144,14 @@ def viewed_operand(node: fx.Node) -> fx.Node | None:
 
 
 _SAME_PADDING = frozenset("view _unsafe_view reshape permute transpose t unsqueeze squeeze detach alias".split())
-"""Views whose padding, and nothing else, is the padding of what they view."""
+"""Views whose padding is the padding of their base, and nothing else."""
 
 
 def fills_in_place(fill: fx.Node) -> bool:
     """Whether a `fill_padding` writes zeros over the padding of its operand, instead of a copy's.
 
-    Padding that is not known to be zero may hold anything for all who read it (`monarch.compiler.passes.padding`), and
-    so zeros too. Integers are left alone: the masks for padding are computed from integers in the padding."""
+    Padding that is not known to be zero may be anything for all its readers (`monarch.compiler.passes.padding`), and so
+    zeros too. Integers are left alone: the masks for padding are computed from integers in the padding."""
     value: fx.Node | None = args_of(fill)[0]
     if args_of(fill)[3] != 0 or not tensor_type(fill).dtype.is_floating_point:
         return False

@@ -1,2 +1,1 @@
-"""What `monarchc inspect` shows of a plan, one file a section: `data(plan)` is its JSON value, `show(out, plan)` prints
-it."""
+"""The sections of `monarchc inspect`, one file each: `data(plan)` is its JSON value, `show(out, plan)` prints it."""

@@ -1,4 +1,5 @@
-"""`--by line`: what a step costs a worker, by line, module, op, mesh dim, phase or stage; the dearest first."""
+"""`--by line`: the cost of a step for a worker, by line, module, op, mesh dim, phase or stage; the most expensive
+first."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from monarch.compiler.plan import Plan
 
 
 def data(plan: Plan) -> list[dict[str, Any]]:
-    """Each collective with what a worker puts in (for all_gather: gets out), and why it is there; most bytes first."""
+    """Each collective with the bytes that a worker puts in (for all_gather: gets out), and its reason; most bytes
+    first."""
     found = []
     for value, each in [(one, each) for one in report_of(plan).values for each in one.collectives]:
         source = source_of(plan, value)

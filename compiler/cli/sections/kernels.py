@@ -1,4 +1,4 @@
-"""`--kernels`: what runs on a worker, by kernel: ATen's, generated ones, collectives."""
+"""`--kernels`: the kernels of a worker: ATen's, generated ones, collectives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from monarch.compiler.tensor_type import SEEN_DTYPES
 
 
 def data(plan: Plan) -> list[dict[str, Any]]:
-    """For each kernel who wrote it, how often it is called, and the estimate for all its calls; the dearest first.
+    """For each kernel its writer (ATen or the compiler), how often it is called, and the estimate for all its calls;
+    the most expensive first.
 
     For a generated one also its text, how many of the program's ops it computes, on which lines of the user's, and the
     bytes that one call reads and writes.

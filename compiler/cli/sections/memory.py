@@ -1,4 +1,4 @@
-"""`--memory`: what a worker holds over the schedule, and what it holds at the peak."""
+"""`--memory`: a worker's bytes over the schedule, and the values that have them at the peak."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _MOST_VALUES = 20
 
 
 def data(plan: Plan) -> dict[str, Any]:
-    """`held` bytes after each value, `peak` bytes and the value where they are reached, and what is `alive` there, in
-    bytes by layer and kind."""
+    """`held` bytes after each value, `peak` bytes and the value where they are reached, and the values that are `alive`
+    there, in bytes by layer and kind."""
     most, at = peak(plan)
     value = report_of(plan).values[at] if at >= 0 else None
     return {
@@ -45,13 +45,13 @@ def data(plan: Plan) -> dict[str, Any]:
 
 
 def copies_of(plan: Plan) -> Copies:
-    """What workers keep for one another with `redundancy=1`, on one host."""
+    """Copies that workers keep for one another with `redundancy=1`, on one host."""
     return copies_for(plan.states, Cluster(plan.mesh))
 
 
 def limits_of(plan: Plan) -> tuple[int | None, Recomputed | None]:
-    """The limit that a plan was compiled under, and what is computed again for it. `costs` is free JSON: what has not
-    the form that the compiler gives it is left out."""
+    """The limit that a plan was compiled under, and the values that are computed again for it. `costs` is free JSON:
+    entries of another form than the compiler's are left out."""
     limit, done = plan.options.memory_limit, plan.costs.get("recomputed")
     try:
         without, calls, seconds = int(done["without"]), int(done["calls"]), float(done["seconds"])  # type: ignore[index]
@@ -62,7 +62,7 @@ def limits_of(plan: Plan) -> tuple[int | None, Recomputed | None]:
 
 
 def arena_of(plan: Plan) -> str:
-    """What there is to say of the arena; nothing where there is none, or `costs` does not tell how full it gets."""
+    """A description of the arena; nothing where there is none, or `costs` does not say how full it gets."""
     costs = plan.costs.get("arena")
     least, values = (costs.get("least"), costs.get("values")) if isinstance(costs, dict) else (None, None)
     if type(least) is not int or type(values) is not int or not 0 < least <= plan.arena:
@@ -129,7 +129,7 @@ def _show_recomputed(out: Console, done: Recomputed) -> None:
 
 
 def grouped(alive: dict[str, dict[str, int]]) -> Iterator[tuple[str, dict[str, int]]]:
-    """The layers with what each holds; many alike that follow one another are one row."""
+    """The layers with the bytes of each; many alike that follow one another are one row."""
     for _, group in groupby(alive.items(), key=lambda item: sorted(item[1].items())):
         rows = list(group)
         if len(rows) > 3:
@@ -142,7 +142,7 @@ def grouped(alive: dict[str, dict[str, int]]) -> Iterator[tuple[str, dict[str, i
 
 def curve(heights: list[int], most: int) -> list[str]:
     """A plot of some numbers, in eighths of a character: each column is the most of its part of the schedule. The first
-    is what is held before anything runs."""
+    is the memory before anything runs."""
     if not heights or not most:
         return []
     wide = min(_COLUMNS, len(heights))

@@ -1,4 +1,4 @@
-"""What `monarchc inspect` shows where nothing is asked for: a page about the plan, and where to look further."""
+"""The default page of `monarchc inspect`: about the plan, and where to look further."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _MARKS = {"good": "✓", "note": "!", "bad": "✗"}
 
 
 def data(plan: Plan) -> dict[str, Any]:
-    """Name, hash, mesh, inputs, outputs and constants, and what the compiler reckoned."""
+    """Name, hash, mesh, inputs, outputs and constants, and the compiler's estimates."""
     tensors, stages = zip(input_names(plan), plan.inputs, plan.donated, strict=True), stage_times(plan)
     return {
         "name": plan.name,
@@ -62,7 +62,7 @@ def _type(plan: Plan, spec: ValueSpec) -> dict[str, Any]:
 
 
 def _parts(plan: Plan) -> dict[str, dict[str, Any]]:
-    """What each mesh of a program of several runs."""
+    """The part of each mesh of a program of several."""
     return {
         part.name: {
             "mesh": dict(part.plan.mesh.dims),
@@ -137,7 +137,7 @@ def _more(plan: Plan) -> str:
 
 
 def _several(out: Console, found: dict[str, Any]) -> None:
-    """The meshes of a program of several, and what they send one another."""
+    """The meshes of a program of several, and the transfers between them."""
     if schedule := schedule_text(found["costs"].get("schedule")):
         heading(out, "schedule", schedule)
         _timetable(out, found["costs"]["schedule"])
@@ -167,7 +167,7 @@ def _several(out: Console, found: dict[str, Any]) -> None:
 
 
 def _timetable(out: Console, facts: dict[str, Any]) -> None:
-    """What each group of workers does, and when; the beginning of it, where it is wide."""
+    """The actions of each group of workers over time; the beginning of them, where they are wide."""
     lines = facts.get("timetable")
     for text in lines if isinstance(lines, list) else ():
         cut = str(text) if len(str(text)) <= _WIDE else f"{str(text)[: _WIDE - 2]} …"
@@ -292,7 +292,7 @@ def _by_phase(out: Console, phases: dict[str, dict[str, float]], target: str) ->
     )
 
 
-# `costs` is free JSON: what has not the form that the compiler gives it is left out here, and printed by --json only.
+# `costs` is free JSON: entries of another form than the compiler's are left out here, and printed by --json only.
 
 
 def _collectives(costs: dict[str, Any]) -> list[tuple[object, ...]]:
@@ -308,7 +308,7 @@ def _collectives(costs: dict[str, Any]) -> list[tuple[object, ...]]:
 
 
 def _layouts_found(costs: dict[str, Any]) -> list[tuple[str, str, list[str]]]:
-    """What a search for layouts chose and why, and what each of its candidates comes to."""
+    """The layouts that a search chose and why, and the estimate of each candidate."""
     found = costs.get("layouts")
     if not isinstance(found, dict):
         return []

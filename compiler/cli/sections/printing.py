@@ -12,7 +12,7 @@ from monarch.compiler.cli.screen import clean, console
 
 Show = Callable[[Console], None]
 Sections = dict[str, tuple[Callable[[], Any], Show]]
-"""By name: what each is as a JSON value, and what prints it."""
+"""By name: the JSON value of each, and the function that prints it."""
 
 
 def print_sections(sections: Sections, texts: Mapping[str, str]) -> None:

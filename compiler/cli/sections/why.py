@@ -1,5 +1,5 @@
-"""`--why NAME`: why a value has its layout, or a collective is there, back to what the user said; the collectives of a
-line or of a module."""
+"""`--why NAME`: why a value has its layout, or why there is a collective, back to the user's layouts; the collectives
+of a line or of a module."""
 
 from __future__ import annotations
 

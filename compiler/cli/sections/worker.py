@@ -1,4 +1,4 @@
-"""`--worker data=0,model=1`: what one worker holds of the plan's inputs and results."""
+"""`--worker data=0,model=1`: one worker's blocks of the plan's inputs and results."""
 
 from __future__ import annotations
 

@@ -100,7 +100,8 @@ def plan_data(plan: Plan) -> dict[str, Any]:
 
 
 def _reads(values: Sequence[ReportedValue]) -> list[tuple[int, ...]]:
-    """What each value reads; a kernel also what it computes and nothing else in it reads, so that an edge leads on."""
+    """The operands of each value; of a kernel also the values that only it computes and reads, so that an edge leads
+    on."""
     read = {number for value in values for number in value.reads}
     found = [value.reads for value in values]
     for number, value in enumerate(values):
@@ -110,9 +111,8 @@ def _reads(values: Sequence[ReportedValue]) -> list[tuple[int, ...]]:
 
 
 def several_data(plan: Plan) -> dict[str, Any]:
-    """The page's part for a plan of several meshes: what each of them runs, what they send one another in a step (with
-    the bytes that all workers receive), and what is known of a pipeline's schedule. Raises MonarchError where a part
-    has no report."""
+    """The page's part for a plan of several meshes: the ops of each, their transfers in a step (with the bytes that all
+    workers receive), and a pipeline's schedule, where it is known. Raises MonarchError where a part has no report."""
     facts = plan.costs.get("schedule")
     return {
         "schedule": schedule_text(facts),
@@ -125,14 +125,14 @@ def several_data(plan: Plan) -> dict[str, Any]:
 
 
 def kernel_source(text: str, target: str) -> str:
-    """What is written of a kernel for a target, with the user's lines beside it: C++ or Triton."""
+    """A kernel's text for a target, with the user's lines beside it: C++ or Triton."""
     kernel = parse_kernel(text)
     return emit_cpp([kernel], lines=True) if target == "cpu" else emit_triton(kernel, lines=True).text
 
 
 def comparison_data(before: Plan, plan: Plan) -> dict[str, Any]:
-    """What changed from `before` to `plan`: what `monarchc diff --json` says. Raises MonarchError where one of them has
-    no report."""
+    """The changes from `before` to `plan`, as `monarchc diff --json` has them. Raises MonarchError where one of them
+    has no report."""
     heads = [{"name": each.name, "mesh": str(each.mesh), "target": each.target} for each in (before, plan)]
     return {"before": heads[0], "now": heads[1], "units": UNITS, **asdict(differences(before, plan))}
 
@@ -171,7 +171,7 @@ def _sources(plan: Plan, report: Report, texts: _Table[str]) -> list[list[Any]]:
 
 
 def _outputs(plan: Plan, values: tuple[ReportedValue, ...]) -> list[list[Any]]:
-    """What becomes of values after the step, as [value, "return" or "state", label]."""
+    """The results of the step, as [value, "return" or "state", label]."""
     made = {value.instruction: number for number, value in enumerate(values) if value.instruction >= 0}
     inputs = {spec.slot: spec for spec in plan.inputs}
     named = {(v.op, v.call): number for number, v in enumerate(values) if v.instruction < 0}
@@ -187,7 +187,7 @@ def _outputs(plan: Plan, values: tuple[ReportedValue, ...]) -> list[list[Any]]:
 
 
 def trace_data(trace: Trace, plan: Plan) -> dict[str, Any] | None:
-    """What was measured of `plan`; None where no step of it was finished by all workers.
+    """The measurements of `plan`; None where no step of it was finished by all workers.
 
     Times are nanoseconds. `instructions` has the medians over all steps, as [instruction, took, waited]. Of the last
     steps each is [number, workers' parts, critical path]; a part is [worker, start, end, spans], and spans lie flat,
