@@ -1,4 +1,4 @@
-"""What users write in: meshes, distributed tensors, programs."""
+"""The language: meshes, distributed tensors, programs."""
 
 # These add to the recorder's table of ops that are not recorded as they are, to PyTorch's optimizers, torch.compile and
 # the full state of torch.distributed.checkpoint.

@@ -34,9 +34,8 @@ def compile_graph(
     kept: bool = False,
     before: dict[str, Any] | None = None,
 ) -> Plan:
-    """The plan of a traced graph; `report` fills what the inspector shows of it, and without one the plan may be that
-    which another process has `kept` on disk. Where layouts are to be found, `before` is what was found for the call
-    before."""
+    """The plan of a traced graph; `report` adds the inspector's data, and without one the plan may be one that another
+    process has `kept` on disk. Where layouts are to be found, `before` are those found for the call before."""
     if _compile is not None:
         return _compile(graph)
     report = report or reports_are_wanted()  # a trace is read with the report of the plan that it measured
@@ -74,13 +73,13 @@ def partition_graph(graph: Graph, options: CompileOptions) -> Graph:
 
 
 _collector: list[Callable[[], None]] = []
-"""What gives the settings of Python's garbage collector back that are others meanwhile."""
+"""Restores the settings of Python's garbage collector, which differ meanwhile."""
 
 
 @contextmanager
 def full_collections_later() -> Iterator[None]:
-    """Within the block Python's garbage collector looks at what is new alone. Tracing, compiling and giving a first
-    step make enough objects to have it go through all others several times, for 0.2 s each: torch has 400,000."""
+    """Within the block Python's garbage collector looks only at new objects. Tracing, compiling and the first step make
+    enough objects to have it go through all others several times, for 0.2 s each: torch has 400,000."""
     before = gc.get_threshold()
     within = (*before[:2], 1 << 30)
 
@@ -94,8 +93,8 @@ def full_collections_later() -> Iterator[None]:
 
 @contextmanager
 def collected_later() -> Iterator[None]:
-    """Within the block the garbage collector runs when it is called only. The functions that finalize what it finds
-    would be taken for the program's own, and what they read and write for its reads and effects."""
+    """Within the block the garbage collector runs when it is called only. The finalizers of its objects would be taken
+    for the program's own code, and their reads and writes for its reads and effects."""
     with _until(gc.disable, gc.enable if gc.isenabled() else gc.disable):
         yield
 
@@ -119,7 +118,7 @@ def collect_as_before() -> None:
 
 
 def compiler_now() -> Compile | None:
-    """What compiles within a block of `compiling_with`: plans of one compiler are not another's."""
+    """The compiler within a block of `compiling_with`: plans of one compiler are not another's."""
     return _compile
 
 

@@ -51,7 +51,7 @@ _CALLS = {
     "tensor_split": "x * (torch.arange(x.shape[0]) < at)",
     "cov": "centred = x - (x * w).sum(1, True) / w.sum(); (centred * w) @ centred.T / (w.sum() - 1)",
 }
-"""What to write in place of functions of PyTorch's that read a value themselves."""
+"""Replacements for functions of PyTorch's that read a value themselves."""
 _CALLED = re.compile(rf"\b({'|'.join(map(re.escape, _CALLS))})\(")
 
 

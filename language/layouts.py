@@ -155,7 +155,7 @@ def _from_text(annotation: str, names: Mapping[str, Any]) -> TensorType | None:
 
 
 def misspelt(text: str) -> LayoutError | None:
-    """What is wrong with an annotation that is meant as a tensor type and does not begin as one; None of all others."""
+    """The error in an annotation that is meant as a tensor type and does not begin as one; None for all others."""
     found = re.match(r"""([\w.]*)\s*[\[(]([^'"\[(]*)""", text)
     if found is None or (found[1] in DTYPES and "[" in found[0]):
         return None

@@ -16,8 +16,8 @@ _LONGEST = 14
 
 def rewritten(source: Source | None) -> list[str]:
     """The lines to write instead of the `if`, `while` or conditional expression that asks for a value at a place of a
-    file; none where the place is in none of them, or where only its author can say what it means (`break`, `return` in
-    a loop, an attribute that one branch sets)."""
+    file; none where the place is in none of them, or where only its author knows its meaning (`break`, `return` in a
+    loop, an attribute that one branch sets)."""
     tree = _parsed(source)
     if source is None or tree is None:
         return []
@@ -56,8 +56,8 @@ def without_reading(source: Source | None) -> str:
 
 
 def asked(source: Source | None) -> str:
-    """What a value is asked for at a place of a file: a "decision", "output", a "number" of rounds or entries, or
-    another "value"."""
+    """The use of a value that is asked for at a place of a file: a "decision", "output", a "number" of rounds or
+    entries, or another "value"."""
     tree = _parsed(source)
     if source is None or tree is None:
         return "decision"
@@ -91,8 +91,8 @@ _WITHOUT_GRADIENT = frozenset("item float sqrt exp expm1 log log2 log10 log1p si
 
 
 def looked_up(source: Source | None) -> str:
-    """What to write instead of `x[i]` or `x[i : i + 2]` at a place of a file, where a tensor's value is asked for as an
-    index into a plain tensor, or as an end of a slice; "" where something else stands there."""
+    """The replacement of `x[i]` or `x[i : i + 2]` at a place of a file, where a tensor's value is asked for as an index
+    into a plain tensor, or as an end of a slice; "" for any other code there."""
     tree = _parsed(source)
     if source is None or tree is None or not source.column:
         return ""
@@ -111,8 +111,8 @@ def looked_up(source: Source | None) -> str:
 
 
 def put_by_mask(source: Source | None, behind: int) -> tuple[str, str]:
-    """A statement that changes `x[mask]` by what it is (`x[mask] *= 2`) at a place of a file, and the one with
-    torch.where to write instead; "" and "" where something else stands there. `behind`: the dims behind the mask's."""
+    """A statement that changes `x[mask]` by its own value (`x[mask] *= 2`) at a place of a file, and the one with
+    torch.where to write instead; "" and "" for any other code there. `behind`: the dims behind the mask's."""
     tree = _parsed(source)
     if source is None or tree is None:
         return "", ""
@@ -218,7 +218,7 @@ def _loop(node: ast.While, test: str, names: _Names) -> Iterator[str]:
 
 
 class _Names:
-    """What the names that a statement assigns to are outside of it: bound before, and needed behind."""
+    """The names that a statement assigns to, as they are outside of it: bound before, and needed behind."""
 
     def __init__(self, statement: ast.stmt, tree: ast.Module) -> None:
         around = [each for each in ast.walk(tree) if _contains(each, statement)]
@@ -305,7 +305,7 @@ def _movable(body: Iterable[ast.stmt], *allowed: type[ast.AST]) -> bool:
 
 
 def _value(body: list[ast.stmt], names: list[str]) -> str | None:
-    """What one statement gives these names, as an expression."""
+    """The values that one statement gives these names, as an expression."""
     if len(body) != 1 or len(names) != 1:
         return None
     statement = body[0]
@@ -325,7 +325,7 @@ def _function(name: str, takes: str, body: Sequence[ast.stmt], gives: str = "") 
 
 
 def _returned(body: Sequence[ast.stmt]) -> str:
-    """What a lone `return` gives."""
+    """The value of a lone `return`."""
     lone = body[0] if len(body) == 1 else None
     return ast.unparse(lone.value) if isinstance(lone, ast.Return) and lone.value is not None else ""
 
@@ -352,7 +352,7 @@ def _behind(node: ast.If, tree: ast.Module) -> list[ast.stmt]:
 
 
 class _OutOfPlace(ast.NodeTransformer):
-    """`n = n + 1` for `n += 1`: what a loop carries is not changed in place."""
+    """`n = n + 1` for `n += 1`: a loop's carried value is not changed in place."""
 
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         if not isinstance(node.target, ast.Name):
@@ -369,7 +369,7 @@ class _Replaced(ast.NodeTransformer):
         return self.new if node is self.old else self.generic_visit(node)
 
 
-# -- what is asked -----------------------------------------------------------------------------------------------------
+# -- the question asked -----------------------------------------------------------------------------------------------
 
 _TRUTHS = frozenset("any all isnan isinf isfinite is_cuda is_floating_point".split())
 """Calls that give a truth value."""
@@ -378,8 +378,8 @@ _NUMBERS = frozenset("sum mean max min amax amin prod norm abs item numel count_
 
 
 def _predicate(test: ast.expr) -> str | None:
-    """What an `if` asks, as one tensor: `and`, `or`, `not` and `a < b < c` ask each part for its value. None where no
-    function of PyTorch's asks the same."""
+    """The condition of an `if`, as one tensor: `and`, `or`, `not` and `a < b < c` ask each part for its value. None
+    where no function of PyTorch's asks the same."""
     try:
         made = _truth(test)
     except _Unknown:
@@ -442,7 +442,7 @@ _OF_MATH = frozenset("sqrt exp expm1 log log2 log10 log1p sin cos tan tanh floor
 
 
 def _unread(call: ast.Call) -> ast.expr | None:
-    """What gives the same as a call that reads values, without reading them, or None."""
+    """An expression with the same result as a call that reads values, without reading them, or None."""
     function, args = call.func, call.args
     if call.keywords or any(isinstance(each, ast.Starred) for each in args):
         return None

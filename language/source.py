@@ -63,8 +63,8 @@ def _is_ours(file: str) -> bool:
 
 
 def outermost(file: str) -> None:
-    """Say that nothing above a frame of this file (a module's `__file__`) is the user's: what runs users' files for
-    them, such as the command line, is called by code that looks like a user's."""
+    """Register that nothing above a frame of this file (a module's `__file__`) is the user's: code that runs users'
+    files for them, such as the command line, is called by code that looks like a user's."""
     _outermost.add(file)
     is_users_file.cache_clear()
 
@@ -99,9 +99,9 @@ def raised_at(error: BaseException) -> Source | None:
 
 
 def shorten(error: BaseException) -> None:
-    """Take out of an error's traceback our frames below the first, which has caught it, and what they called of torch
-    and Python. An error that is neither the user's nor was raised in the user's code is a defect of ours, and keeps
-    them."""
+    """Take out of an error's traceback our frames below the first, which has caught it, and the frames of torch and
+    Python that they called. An error that is neither the user's nor was raised in the user's code is a defect of ours,
+    and keeps them."""
     first = error.__traceback__
     kept: list[TracebackType] = []
     within, at = True, first

@@ -1,4 +1,5 @@
-"""The linter behind `monarchc check`: what a file's programs do that tracing refuses, or that is slow or has no effect.
+"""The linter behind `monarchc check`: lines of a file's programs that tracing refuses, or that are slow or have no
+effect.
 
 A file is read and parsed, never imported or run. `check_file(path)` gives its findings; `docs/reference/check.md` shows
 every rule with the wrong code and the right beside each other.

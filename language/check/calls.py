@@ -1,4 +1,4 @@
-"""Calls in a program: what they give, and which of them the tracer refuses."""
+"""Calls in a program: their results, and which of them the tracer refuses."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CHANGES = {"update", "setdefault", "pop", "popitem", "remove", "discard", "popl
 
 
 def evaluate(interpreter: Follower, node: ast.Call, frame: Frame) -> AbstractValue:
-    """What a call gives; what it is given is gone through."""
+    """The result of a call; its arguments are gone through."""
     holder: AbstractValue | None = None
     if isinstance(node.func, ast.Attribute):
         holder = interpreter.expression(node.func.value, frame)
-        # What a module or an object has is a value of its own; of any other value it is a method of that kind.
+        # An attribute of a module or an object is a value of its own; of any other value it is a method of that kind.
         callee = (
             interpreter.attribute(holder, node.func, frame)
             if holder.kind in (Kind.IMPORTED, Kind.INSTANCE)

@@ -1,4 +1,4 @@
-"""What each expression of a program is, and where its value would be needed."""
+"""The value of each expression of a program, and the places where it would be needed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Expressions(Follower):
         self.refuse("M101", node, frame, f"'{frame.program}' cannot branch on a tensor's value")
 
     def expression(self, node: ast.expr, frame: Frame) -> AbstractValue:
-        """What an expression is; its parts are gone through."""
+        """The value of an expression; its parts are gone through."""
         handler = getattr(self, f"_e_{type(node).__name__.lower()}", None)
         if handler is not None:
             return handler(node, frame)
@@ -90,7 +90,7 @@ class Expressions(Follower):
         return self.name(node.id, frame)
 
     def name(self, name: str, frame: Frame) -> AbstractValue:
-        """What a name is: of this function, of one that it stands in, or of the file's own level."""
+        """The value of a name: of this function, of one around it, or of the file's own level."""
         if name in frame.env and name not in frame.scope.outer:
             return frame.env[name]
         home = frame.scope.home(name)

@@ -1,4 +1,4 @@
-"""What the linter says of a file: findings, and the rules that they break (docs/reference/check.md shows each)."""
+"""The linter's findings in a file, and the rules that they break (docs/reference/check.md shows each)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ RULES: dict[str, str] = {
 
 
 def level(code: str) -> str:
-    """ "error" for what tracing refuses, "warning" for what it takes, but not as it is meant."""
+    """ "error" for a line that tracing refuses, "warning" for one that it takes, but not as it is meant."""
     return WARNING if code.startswith("M3") else ERROR
 
 

@@ -1,4 +1,5 @@
-"""What is gone through: a function's frame, a call's arguments, and who follows them."""
+"""The state of going through code: a function's frame, a call's arguments, and the interface of the code that follows
+them."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ class Frame:
     program: str = ""
     no_grad: bool = False
     catches: tuple[type[BaseException] | None, ...] = ()
-    """What a `try` of the function catches of what is raised here; None for a class that is not Python's own."""
+    """The errors raised here that a `try` of the function catches; None for a class that is not Python's own."""
     returns: list[AbstractValue] = field(default_factory=list)
 
     def frame_of(self, scope: Scope) -> Frame | None:
@@ -36,7 +37,7 @@ class Frame:
 
 @dataclass(frozen=True)
 class Arguments:
-    """What a call is given. `starred`: some of it by * or **, which may be anything."""
+    """The arguments of a call. `starred`: some of them by * or **, which may be anything."""
 
     positional: tuple[AbstractValue, ...]
     keywords: dict[str, AbstractValue]
@@ -72,7 +73,7 @@ class Follower(ABC):
         """The frame in which each function of a program was defined, by id of its node."""
 
     def refuse(self, code: str, node: ast.expr | ast.stmt, frame: Frame, message: str) -> None:
-        """Report that a program breaks a rule; what stands outside of programs breaks none."""
+        """Report that a program breaks a rule; code outside of programs breaks none."""
         if frame.inside:
             self.report.add(code, node, message, hint(code, self.report.line_of(node)))
 
@@ -86,17 +87,17 @@ class Follower(ABC):
 
     @abstractmethod
     def expression(self, node: ast.expr, frame: Frame) -> AbstractValue:
-        """What an expression is; its parts are gone through."""
+        """The value of an expression; its parts are gone through."""
 
     @abstractmethod
     def attribute(self, holder: AbstractValue, node: ast.Attribute, frame: Frame) -> AbstractValue:
-        """What an attribute of a value is."""
+        """The value of an attribute."""
 
     def combined(self, values: list[AbstractValue]) -> AbstractValue:
         """The result of arithmetic."""
         tensors = [value for value in values if value.is_tensor]
         if tensors:
-            kind = max(Kind.SOME, *(value.kind for value in tensors))  # it lies elsewhere than what it is made of
+            kind = max(Kind.SOME, *(value.kind for value in tensors))  # its layout differs from that of its operands
             detached = all(value.detached for value in tensors)
             return AbstractValue(kind, "made", boolean=all(value.boolean for value in tensors), detached=detached)
         if any(value.kind is Kind.CONTAINER for value in values):
@@ -108,8 +109,8 @@ class Follower(ABC):
 
 
 def result_of(arguments: Arguments, frame: Frame) -> AbstractValue:
-    """What an op makes of its arguments. Inside a program, what depends on no tensor of the mesh may be known while it
-    is traced."""
+    """The result of an op on its arguments. Inside a program, a value that depends on no tensor of the mesh may be
+    known while it is traced."""
     given = [part for value in arguments.all for part in (value, entry_of(value))]
     tensors = [value for value in given if value.is_tensor]
     made = replace(MADE, detached=frame.no_grad or bool(tensors) and all(value.detached for value in tensors))
@@ -119,5 +120,5 @@ def result_of(arguments: Arguments, frame: Frame) -> AbstractValue:
 
 
 def of_parameters(frame: Frame) -> AbstractValue:
-    """What a module gives, whose parameters are on the mesh."""
+    """The result of a module whose parameters are on the mesh."""
     return replace(MADE, detached=frame.no_grad)

@@ -59,10 +59,10 @@ _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
     ),
     "M307": ("makes an object and drops it", ("with torch.no_grad():", "for the block below it")),
 }
-"""By rule, why a line is wrong, and the lines that are right, each with what it does."""
+"""By rule, why a line is wrong, and the right lines, each with its effect."""
 
 
 def hint(code: str, line: str) -> str:
-    """The wrong line above the right ones, each with what it does in a column of its own."""
+    """The wrong line above the right ones, each with its effect in a column of its own."""
     why, *right = _RIGHT[code]
     return beside((line, f"wrong: {why}"), *((code, f"right: {what}") for code, what in right))

@@ -127,7 +127,7 @@ class ImportedCall:
         return PYTHON
 
     def iterating(self, name: str) -> AbstractValue:
-        """What functions of `itertools` give one after the other."""
+        """The values that functions of `itertools` give one after the other."""
         entries = [iterated(value) for value in self.arguments.positional]
         if name in ("chain", "cycle", "islice", "accumulate"):
             return AbstractValue(Kind.CONTAINER, each=join_all(entries if name == "chain" else entries[:1]))
@@ -258,7 +258,7 @@ class ImportedCall:
 def applied(
     interpreter: Follower, node: ast.Call, frame: Frame, function: AbstractValue, *given: AbstractValue
 ) -> AbstractValue:
-    """What a function gives for the entries of what a call is given, as map() calls it."""
+    """The results of a function for the entries of a call's arguments, as map() calls it."""
     arguments = Arguments(tuple(map(iterated, given)), {})
     if function.function is not None:
         if function.bound is not None:

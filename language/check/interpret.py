@@ -1,4 +1,5 @@
-"""Following a program through its functions: what each expression is, and where the tracer would refuse it.
+"""Following a program through its functions: the value of each expression, and the places where the tracer would refuse
+it.
 
 An abstract interpretation, statement by statement: names are bound to `AbstractValue`s, branches are joined, loop
 bodies are gone through twice, and functions of the file are followed where they are called, with what they are called
@@ -51,7 +52,7 @@ class Interpreter(Expressions):
         names.evaluate = self._outside
 
     def _outside(self, expression: ast.expr, scope: Scope) -> AbstractValue:
-        """What an expression of a scope is, outside of programs. Reports nothing."""
+        """The value of an expression of a scope, outside of programs. Reports nothing."""
         self.report.silent += 1
         try:
             return self.expression(expression, Frame(scope, inside=False))
@@ -118,7 +119,7 @@ class Interpreter(Expressions):
         return result
 
     def bind(self, function: Function, arguments: Arguments, frame: Frame) -> None:
-        """Give the parameters what the call gives."""
+        """Give the parameters the call's arguments."""
         names = function.node.args
         given = list(arguments.positional)
         for parameter in (*names.posonlyargs, *names.args):
@@ -139,7 +140,7 @@ class Interpreter(Expressions):
             frame.env[names.kwarg.arg] = replace(container(rest, known=False), mapping=True)
 
     def _annotated(self, parameter: ast.arg, value: AbstractValue, function: Function) -> AbstractValue:
-        """An unknown argument is what the parameter's annotation says."""
+        """An unknown argument has the type of the parameter's annotation."""
         if value.kind not in (Kind.UNKNOWN, Kind.DERIVED):
             return value
         known = self.names.parameter(parameter, function)
@@ -234,7 +235,7 @@ class Interpreter(Expressions):
     def _loop(
         self, node: ast.For | ast.While, entry: AbstractValue | None, target: ast.expr | None, frame: Frame
     ) -> None:
-        for _ in range(2):  # what the first round made, the second one reads
+        for _ in range(2):  # the second round reads the values of the first
             before = dict(frame.env)
             if isinstance(node, ast.While):
                 self.truth(node.test, frame)
@@ -272,7 +273,7 @@ class Interpreter(Expressions):
         self._merge(frame, after)
 
     def _narrow(self, test: ast.expr, frame: Frame, holds: bool) -> None:
-        """What `isinstance(x, …)` and `torch.is_tensor(x)` say of x in a branch."""
+        """The meaning of `isinstance(x, …)` and `torch.is_tensor(x)` for x in a branch."""
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             self._narrow(test.operand, frame, not holds)
             return

@@ -1,4 +1,4 @@
-"""What the linter knows of a value without running anything: above all whether it is a tensor on the mesh."""
+"""The linter's knowledge of a value without running anything: above all whether it is a tensor on the mesh."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from monarch.language.check.scopes import Class, Function
 
 
 class Kind(enum.IntEnum):
-    """Where two paths meet, the greater kind is kept: what may be a tensor is treated as one."""
+    """Where two paths meet, the greater kind is kept: a value that may be a tensor is treated as one."""
 
     UNKNOWN = 0
     PYTHON = 1  # no tensor: a number, a string, a shape, None
@@ -65,7 +65,7 @@ class AbstractValue:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """What tells the analyses of a function apart."""
+        """The key of a function's analysis."""
         items = tuple(item.kind for item in self.items) if self.items is not None else None
         made_of = (self.each.kind if self.each else None, items, self.mapping, id(self.function), id(self.cls))
         return (int(self.kind), self.origin, self.boolean, self.placed, self.detached, made_of)
@@ -81,7 +81,7 @@ MADE = AbstractValue(Kind.TENSOR, "made")
 
 
 def join(first: AbstractValue, second: AbstractValue, depth: int = 3) -> AbstractValue:
-    """What a name is where two paths meet."""
+    """The value of a name where two paths meet."""
     if first == second:
         return first
     greater, other = (first, second) if first.kind >= second.kind else (second, first)
@@ -111,12 +111,12 @@ def container(entries: Iterable[AbstractValue], known: bool = True) -> AbstractV
 
 
 def iterated(value: AbstractValue) -> AbstractValue:
-    """What iterating over a value gives: of a dict its keys."""
+    """The values of iterating over a value: of a dict its keys."""
     return UNKNOWN if value.mapping else entry_of(value)
 
 
 def entry_of(value: AbstractValue) -> AbstractValue:
-    """What a value holds: of a dict its values."""
+    """The entries of a value: of a dict its values."""
     if value.kind is Kind.CONTAINER:
         return join_all(value.items) if value.items is not None else value.each or UNKNOWN
     if value.is_tensor or value.kind is Kind.PYTHON:
@@ -132,7 +132,7 @@ _COMMON = set("name names data device dtype layout mode grad values indices stat
 TENSOR_METHODS = {n for n in dir(torch.Tensor) if not n.startswith("_")} - _PYTHONS_OWN - _MODULES - _COMMON
 """Methods and attributes that only tensors have (and arrays, which do not stand in programs)."""
 
-# Of a tensor: what is known without its values.
+# Attributes of a tensor that are known without its values.
 PYTHON_ATTRIBUTES = set(
     "shape ndim dtype device requires_grad is_leaf names mesh itemsize nbytes is_cuda is_cpu is_meta is_sparse "
     "is_quantized grad_fn output_nr name retains_grad is_nested layout sharding tensor_type".split()
@@ -156,7 +156,7 @@ VIEWS = set(
     "view view_as expand expand_as permute transpose t squeeze unsqueeze unflatten narrow select diagonal movedim "
     "moveaxis swapaxes swapdims detach unfold T mT H mH data real imag".split()
 )
-"""Of a tensor: what is always a view of it. `reshape`, `flatten` and `contiguous` may copy."""
+"""Methods of a tensor that always give a view of it. `reshape`, `flatten` and `contiguous` may copy."""
 LISTS = set("chunk split unbind tensor_split hsplit vsplit dsplit split_with_sizes unsafe_chunk unsafe_split".split())
 SHAPE_TAKERS = set(
     "view reshape expand repeat unflatten permute tile select roll new_zeros new_ones new_full topk kthvalue unfold "
@@ -195,12 +195,12 @@ READING_CALLS = {
     "numpy.asarray",
     *(f"statistics.{name}" for name in ("mean", "fmean", "median", "stdev")),
 }
-"""Calls that need the value of a tensor that they are given."""
+"""Calls that need the value of a tensor among their arguments."""
 
 PRINTING_CALLS = {"builtins.print", "builtins.str", "builtins.format"}
 
 FILES = ("torch.save", "torch.load", "monarch.save", "monarch.load")
-"""What keeps tensors in files, and takes them from there."""
+"""Functions that save tensors to files, and load them."""
 
 CHANGING = (
     "builtins.open",
@@ -223,10 +223,10 @@ CHANGING = (
     "numpy.random.",
     "builtins.input",
 )
-"""Names, or their beginnings, of what gives another Python value at every call."""
+"""Names, or their beginnings, of functions that give another Python value at every call."""
 
 OUTPUTS = {"pprint.pprint", *(f"logging.{n}" for n in "debug info warning error critical exception log".split())}
-"""What writes while the program is traced, and not when it runs."""
+"""Functions that write while the program is traced, and not when it runs."""
 
 
 def named(dotted: str, names: Iterable[str]) -> bool:

@@ -110,7 +110,7 @@ class Layouts:
         return None
 
     def _fits(self, type_: TensorType, meshes: Sequence[MeshSpec] | None, node: ast.expr, name: str) -> None:
-        """Report a type that can lie on none of the meshes, in the words of the nearest one's error."""
+        """Report a type that none of the meshes can have, in the words of the nearest one's error."""
         errors: list[tuple[int, LayoutError]] = []
         for mesh in meshes or ():
             try:

@@ -1,4 +1,4 @@
-"""What names of the file's own level are, without order: modules, optimizers, meshes, tensors, functions."""
+"""The values of names of the file's own level, without order: modules, optimizers, meshes, tensors, functions."""
 
 from __future__ import annotations
 
@@ -38,12 +38,13 @@ def is_monarch(dotted: str, name: str) -> bool:
 
 
 class Names:
-    """Looks up what a file's names stand for."""
+    """Looks up the values of a file's names."""
 
     def __init__(self, file: File) -> None:
         self.file = file
         self.evaluate: Callable[[ast.expr, Scope], AbstractValue]
-        """What an expression of a scope is, outside of programs: whoever goes through expressions says so."""
+        """The value of an expression of a scope, outside of programs: the code that goes through expressions implements
+        it."""
         self._known: dict[tuple[int, str], AbstractValue] = {}
         self._calls: dict[int, list[tuple[ast.Call, Scope]]] | None = None
         self._open: set[tuple[int, str]] = set()
@@ -51,14 +52,14 @@ class Names:
     # -- values --------------------------------------------------------------------------------------------------
 
     def static(self, scope: Scope, name: str) -> AbstractValue:
-        """What a name of a scope may be, after all that is bound to it."""
+        """The possible value of a name of a scope, after all its bindings."""
         if name in scope.outer:
             return UNKNOWN
         bound = (binding for binding in scope.bindings[name] if binding.how != "augmented")
         return self._once((id(scope), name), (partial(self._bound, binding, scope) for binding in bound))
 
     def _once(self, key: tuple[int, str], found: Iterable[Callable[[], AbstractValue]]) -> AbstractValue:
-        """What a name may be that is one of these, found once; not known while it is being found."""
+        """The possible value of a name that is one of these, found once; not known while it is being found."""
         if key not in self._known:
             if key in self._open:
                 return UNKNOWN
@@ -132,7 +133,7 @@ class Names:
         )
 
     def attribute(self, cls: Class, name: str) -> AbstractValue:
-        """What `self.name` may be."""
+        """The possible value of `self.name`."""
         bases = list(self.bases(cls))
         given = [each for base in bases for each in base.attributes.get(name, ())]
         found = [partial(self.evaluate, value, scope) for value, scope in given]
@@ -149,7 +150,7 @@ class Names:
     # -- parameters ----------------------------------------------------------------------------------------------
 
     def parameter(self, parameter: ast.arg, function: Function) -> AbstractValue | None:
-        """What an annotation says that a parameter is; None where it says nothing."""
+        """The value that an annotation gives a parameter; None where it has no meaning here."""
         if parameter.annotation is None:
             return None
         alias = self.alias(parameter.annotation, function.scope)
@@ -166,7 +167,7 @@ class Names:
         return self._annotated(annotation, function.scope)
 
     def alias(self, annotation: ast.expr, scope: Scope) -> ast.expr:
-        """What a name in the file stands for, where that is `Annotated[...]`; else the annotation itself."""
+        """The meaning of a name in the file, where that is `Annotated[...]`; else the annotation itself."""
         home = scope.home(annotation.id) if isinstance(annotation, ast.Name) else None
         if home is not None and isinstance(annotation, ast.Name):
             for binding in home.bindings[annotation.id]:
@@ -212,7 +213,7 @@ class Names:
         return None
 
     def used_as_tensor(self, name: str, function: Function) -> bool:
-        """Whether a function does with a parameter what is done with tensors only."""
+        """Whether a function uses a parameter in a way that only tensors allow."""
         for statement in function.body:
             for part in ast.walk(statement):
                 if isinstance(part, ast.Attribute) and _is(part.value, name) and part.attr in TENSOR_METHODS:
@@ -318,7 +319,7 @@ class Names:
 
 
 def _any_of(values: list[AbstractValue]) -> AbstractValue:
-    """What a name is that is bound to several values, in an order that is not known."""
+    """The value of a name with several bindings, in an order that is not known."""
     value = join_all(values)
     return SOME if value.is_tensor and any(other.kind is not value.kind for other in values) else value
 

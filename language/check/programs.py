@@ -1,4 +1,4 @@
-"""Finding the programs of a file: decorated functions and methods, and what is passed to `monarch.program(…)`."""
+"""Finding the programs of a file: decorated functions and methods, and arguments of `monarch.program(…)`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tracer refuses wherever it stands in a program."""
+"""Code that the tracer refuses wherever it is in a program."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def generator_given(interpreter: Follower, node: ast.Call, arguments: Arguments,
 
 def compares(value: AbstractValue, other: AbstractValue, node: ast.expr, place: ast.expr) -> bool:
     """Whether two lists or tuples that are written out are compared by a tensor in them: the first entries are, if both
-    have as many. What is the same object is equal without a comparison, as None and strings are unequal."""
+    have as many. The same object is equal without a comparison, as None and strings are unequal."""
     if not (isinstance(node, ast.List | ast.Tuple) and isinstance(place, ast.List | ast.Tuple)):
         return False
     if value.items is None or other.items is None or not node.elts or len(node.elts) != len(place.elts):
@@ -75,8 +75,8 @@ def written_out(node: ast.expr, frame: Frame) -> ast.expr:
 
 
 def looks_up(node: ast.expr, value: AbstractValue, holder: AbstractValue, place: ast.expr) -> bool:
-    """Whether to find a value in a list compares a tensor with a number. Names, None and strings are passed: what is
-    the same object is found without a comparison, and no tensor equals None or a string."""
+    """Whether to find a value in a list compares a tensor with a number. Names, None and strings are passed: the same
+    object is found without a comparison, and no tensor equals None or a string."""
     if isinstance(place, ast.List | ast.Tuple) and value.kind is Kind.TENSOR:
         return any(_is_number(part) for part in place.elts)
     items = holder.items or ()

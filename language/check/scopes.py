@@ -1,4 +1,4 @@
-"""The names of a file: its scopes, what each name is bound to, and what imported names stand for."""
+"""The names of a file: its scopes, the bindings of each name, and the targets of imports."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Scope:
         return isinstance(self.node, ast.ClassDef)
 
     def only(self, name: str) -> ast.expr | None:
-        """What a name is, where one assignment alone gives it a value."""
+        """The value of a name that exactly one assignment binds."""
         home = self.home(name)
         bindings = [] if home is None else home.bindings[name]
         one = bindings[0] if len(bindings) == 1 and bindings[0].how == "assign" and not bindings[0].path else None
@@ -101,7 +101,7 @@ class File:
             builder.statement(statement, self.module, None)
 
     def dotted(self, expression: ast.expr, scope: Scope) -> str:
-        """What an expression names of what was imported: `F.relu` is "torch.nn.functional.relu"; "" for none."""
+        """The imported name of an expression: `F.relu` is "torch.nn.functional.relu"; "" for none."""
         parts: list[str] = []
         while isinstance(expression, ast.Attribute):
             parts.append(expression.attr)

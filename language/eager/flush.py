@@ -39,8 +39,8 @@ from monarch.language.tensors.shapes import default_dtype
 
 @dataclass(frozen=True)
 class _Compiled:
-    """A plan, which of the tape's values each of its outputs is (several may share one output), and whether it may fail
-    for the values that it is given."""
+    """A plan, the tape's value of each of its outputs (several values may share one output), and whether it may fail
+    for its arguments' values."""
 
     plan: Plan
     states: dict[str, list[str]]
@@ -54,9 +54,9 @@ _FAILED = (RuntimeError, IndexError)
 
 
 def flush(mesh: Mesh, program: str = "") -> None:
-    """Run what was recorded on `mesh`. Waits for it only where an op may fail for the values that it is given; such a
-    failure is raised where its results are needed, and here that of a check, which has none. What is interrupted before
-    the workers have been given it stays recorded.
+    """Run the ops recorded on `mesh`. Waits for them only where an op may fail for its operands' values; such a failure
+    is raised where its results are needed, and here that of a check, which has none. Ops of an interrupted call that
+    the workers have not got stay recorded.
 
     Raises DeviceMeshError where the mesh is lost. Before the call of a `program`, which is then the step that fails,
     what was recorded stays so: it runs once the mesh is healed. Otherwise it is what fails, and is not applied."""
@@ -82,14 +82,15 @@ def flush(mesh: Mesh, program: str = "") -> None:
 
 
 class _Kept(Exception):
-    """The mesh is lost, and what was recorded stays so."""
+    """The mesh is lost, and the recorded ops stay recorded."""
 
     def __init__(self, error: DeviceMeshError) -> None:
         self.error = error
 
 
 def discard(mesh: Mesh, error: DeviceMeshError) -> None:
-    """Drop what was recorded on `mesh` and not run yet: it is not applied, and its results raise this error."""
+    """Drop the ops recorded on `mesh` that have not run yet: they are not applied, and their results raise this
+    error."""
     with turns:
         if (recording := mesh.pending) is not None:
             live = [(cell, value) for ref, value in recording.made if (cell := ref()) is not None]
@@ -148,7 +149,8 @@ class _Job:
         return handles
 
     def failure_of(self, label: str) -> Exception | None:
-        """Why there is no such state, where the step that was to make it failed; the cell then has what can be had."""
+        """Why there is no such state, where the step that was to make it failed; the cell then has the former value, if
+        there is one."""
         handle = self.before[label]
         assert handle is not None
         try:
@@ -251,7 +253,7 @@ def _undo(job: _Job, error: Exception) -> Exception | None:
         for position, snapshot in steps:
             if position > failed:
                 snapshot.restore_state()
-        steps = []  # what fails from here on is behind them
+        steps = []  # failures from here on are behind them
         try:
             compiled = job.compile(tape, updates)
             if compiled is not None:

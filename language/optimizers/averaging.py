@@ -40,8 +40,8 @@ def _without_branches(original: Callable[..., None]) -> Callable[..., None]:
 
 
 def _update(self: AveragedModel, model: nn.Module) -> None:
-    """What `update_parameters` does, which copies the model the first time and averages later, by `torch.where`; on
-    each mesh where the model is."""
+    """The function of `update_parameters`, which copies the model the first time and averages later, by `torch.where`;
+    on each mesh where the model is."""
     if self.use_buffers:
         ours = [*self.module.parameters(), *self.module.buffers()]
         theirs = [*model.parameters(), *model.buffers()]

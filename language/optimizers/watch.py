@@ -1,5 +1,4 @@
-"""Torch's optimizers inside a program: their hyperparameters are read at every call, and their state lies on the
-mesh."""
+"""Torch's optimizers inside a program: their hyperparameters are read at every call, and their state is on the mesh."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 Optimizer = torch.optim.Optimizer
 _Swap = tuple[dict[str, Any], str, Any, Any]
-"""A group, a key, the value that is there outside of the trace, and what stands for it."""
+"""A group, a key, the value outside of the trace, and its stand-in."""
 
 
 _CAPTURABLE = (torch.optim.RAdam, torch.optim.ASGD)
@@ -42,8 +41,8 @@ torch_optimizer.register_optimizer_step_pre_hook(unfuse)
 
 
 def _refuse_left_behind(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """Raise ProgramError where a step would leave out what it is to train: the optimizer was made before the module was
-    placed, and has the parameters that it had then."""
+    """Raise ProgramError where a step would leave out the parameters that it is to train: the optimizer was made before
+    the module was placed, and has the former parameters."""
     for parameter in parameters(optimizer) if moved else ():
         if not isinstance(parameter, DistributedTensor) and parameter.grad is None and parameter in moved:
             raise ProgramError(
@@ -58,8 +57,9 @@ torch_optimizer.register_optimizer_step_pre_hook(_refuse_left_behind)
 
 
 def _place_state(optimizer: Optimizer, counters: bool) -> None:
-    """Place what an optimizer has plain of parameters on a mesh, after `load_state_dict` or steps before: what has the
-    parameter's shape as the parameter lies, all else replicated. Counters, of one element, only with `counters`."""
+    """Place the plain tensors that an optimizer has for parameters on a mesh, after `load_state_dict` or steps before:
+    those of the parameter's shape in its layout, all others replicated. Counters, of one element, only with
+    `counters`."""
     for parameter in parameters(optimizer):
         if not isinstance(parameter, DistributedTensor):
             continue
@@ -112,7 +112,8 @@ def _adafactor_step(
     maximize: bool,
     has_complex: bool,
 ) -> None:
-    """Adafactor (Shazeer and Stern, 2018) as `torch.optim` steps it, with tensors for what it reads into Python."""
+    """Adafactor (Shazeer and Stern, 2018) as `torch.optim` steps it, with tensors for the values that it reads into
+    Python."""
     for param, grad, row, col, variance, step in zip(
         params, grads, row_vars, col_vars, variances, state_steps, strict=True
     ):
@@ -158,7 +159,7 @@ class Hyperparameter:
     key: str
     index: int | None
     value: float
-    """What it is in the call that is traced."""
+    """Its value in the call that is traced."""
 
 
 class OptimizerWatch:
@@ -282,7 +283,7 @@ class OptimizerWatch:
 
     @staticmethod
     def _put_back(swapped: list[_Swap]) -> None:
-        """Undo what the program has not changed since."""
+        """Undo the changes that the program has not changed since."""
         while swapped:
             group, key, value, stand_in = swapped[-1]
             if group.get(key) is stand_in:

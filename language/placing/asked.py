@@ -1,8 +1,8 @@
 """`actors.step.rref(x)` in a program: each call of the program asks the actors before its step, and their answer is an
 input of that.
 
-What is asked with is given at the call: the program's arguments, its state as the step finds it, other answers, and
-plain values. What the step itself computes would come too late, and is refused.
+The question's arguments are known at the call: the program's arguments, its state as the step finds it, other answers,
+and plain values. A value that the step itself computes would come too late, and is refused.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from monarch.language.tensors.shapes import make_fake
 from monarch.language.tensors.tensor import DistributedTensor, Ref
 
 Ask = Callable[[Mesh, tuple[Any, ...], dict[str, Any]], Any]
-"""Calls the actors and waits: gives what they returned as tensors of the mesh, nested as they return it."""
+"""Calls the actors and waits: their results as tensors of the mesh, nested as they return them."""
 
 _PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype)
 _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
@@ -37,7 +37,7 @@ _SAME = (torch.ops.aten.detach.default, torch.ops.aten.alias.default)
 
 @dataclass(frozen=True)
 class _Argument:
-    """Of the call, or an answer, by its number, and how it lies."""
+    """An argument of the call, or an answer, by its number, and its layout."""
 
     number: int
     type: TensorType
@@ -48,7 +48,7 @@ class _Argument:
 
 @dataclass(frozen=True)
 class _State(_Argument):
-    """Of the program, by its number, how it lies, and what it looks like."""
+    """A state of the program, by its number, its layout, and its type."""
 
     fake: torch.Tensor
 
@@ -69,7 +69,7 @@ class Question:
         return [leaf.number for leaf in self.leaves if isinstance(leaf, _State)]
 
     def answers(self, arguments: Sequence[Any], states: Sequence[Cell]) -> list[DistributedTensor]:
-        """Ask with what a call has. Raises what the actors raise."""
+        """Ask with the arguments of a call. Raises the actors' errors."""
         args, kwargs = pytree.tree_unflatten([self._now(leaf, arguments, states) for leaf in self.leaves], self.spec)
         made = self.ask(self.mesh, args, kwargs)
         return [] if made is None else pytree.tree_leaves(made)
@@ -92,8 +92,8 @@ def asked_in_program(
     kwargs: dict[str, Any],
     name: str,
 ) -> Any:
-    """Have each call of the program ask, and give what stands for the answer: tensors that vary, of the types that
-    `said` gives; None without it, for what is asked for its effect alone. Raises ProgramError."""
+    """Have each call of the program ask, and give the answer's stand-ins: tensors that vary, of the types that `said`
+    gives; None without it, for a question that is asked for its effect alone. Raises ProgramError."""
     source = user_source()
     if where := recording.inside or ("a checkpoint" if checkpoint_part() else "") or _task():
         raise ProgramError(
@@ -128,7 +128,7 @@ def _task() -> str:
 
 
 def _leaf(recording: Recording, leaf: Any, mesh: Mesh, name: str, source: Source | None) -> Any:
-    """What stands for an argument. Raises ProgramError for one that a call does not have before its step."""
+    """The stand-in of an argument. Raises ProgramError for one that a call does not have before its step."""
     if isinstance(leaf, torch.SymFloat):
         raise TypeError(f"{name}.rref() takes no number that each call gives anew: pass it as a tensor")
     if not isinstance(leaf, torch.Tensor):
@@ -176,7 +176,7 @@ def _too_late(name: str, what: str, source: Source | None) -> ProgramError:
 
 
 def _written(tape: Tape) -> Iterator[Value]:
-    """What ops on a tape have written to so far."""
+    """The storages that ops on a tape have written to so far."""
     for op in tape.ops:
         if isinstance(op.func, torch._ops.OpOverload) and (names := memory_of(op.func).writes):
             yield from (value.root for value in _given(op, names))
@@ -191,8 +191,8 @@ def _given(op: Op, names: Sequence[str]) -> Iterator[Value]:
 
 @contextmanager
 def others_take_turns() -> Iterator[None]:
-    """Let other threads call programs while this one, which has its turn, waits for actors: what these do may need
-    that."""
+    """Let other threads call programs while this one, which has its turn, waits for actors: the actors' own calls may
+    need that."""
     kept = turns._release_save()  # type: ignore[attr-defined]
     try:
         yield

@@ -44,8 +44,8 @@ def unmade_parts(module: nn.Module) -> list[Unmade]:
 
 def give_values(module: nn.Module, unmade: Sequence[Unmade], mesh: Mesh) -> None:
     """Have modules that were made on the meta device, and now have zeros on the workers, give themselves values: by the
-    module's `_init_weights(part)` or the parts' `reset_parameters()`. What no value reaches so is NaN, or the least
-    whole number, where a checkpoint may have it. Raises ProgramError for what none has."""
+    module's `_init_weights(part)` or the parts' `reset_parameters()`. Tensors that get no value so are NaN, or the
+    least whole number, where a checkpoint may have them. Raises ProgramError for tensors that none has."""
     given = {id(slot): slot._version for part in unmade for slot in own_tensors(part.owner) if slot.numel()}
     whole: Callable[[nn.Module], None] | None = getattr(type(module), "_init_weights", None)
     with torch.no_grad():
@@ -79,8 +79,8 @@ def give_values(module: nn.Module, unmade: Sequence[Unmade], mesh: Mesh) -> None
 
 
 def _initialise(part: Unmade, mesh: Mesh, initialise: Callable[[nn.Module], None]) -> None:
-    """Have a module give its tensors values. One that is computed from parametrizations is a plain one meanwhile; what
-    it is computed from gets the values that give it, where the parametrizations can tell them."""
+    """Have a module give its tensors values. One that is computed from parametrizations is a plain one meanwhile; its
+    originals get the values that give it, where the parametrizations can invert it."""
     owner, cls = part.owner, type(part.owner)
     if not part.computed:
         initialise(owner)

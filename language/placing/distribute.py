@@ -90,7 +90,7 @@ def distribute(
 
 
 def check_mesh(mesh: object, call: str, source: Source | None) -> None:
-    """Raise LayoutError for what is no mesh; `call` shows where it stands."""
+    """Raise LayoutError for an object that is no mesh; `call` shows the right call."""
     if not isinstance(mesh, Mesh):
         raise LayoutError(
             f"the mesh is a {type(mesh).__name__}",
@@ -324,7 +324,7 @@ def _check_movable(name: str, tensor: torch.Tensor, source: Source | None) -> No
 
 
 def _check_as_it_is(tensor: DistributedTensor, name: str, said: TensorType) -> None:
-    """Raise LayoutError for a tensor that is on the mesh already, in another layout than the one that is said."""
+    """Raise LayoutError for a tensor that is on the mesh already, in another layout than the given one."""
     if tensor.tensor_type != said:
         raise LayoutError(
             f"'{name}' is on the mesh already, as {tensor.tensor_type}, and layouts say {said}",

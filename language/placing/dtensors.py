@@ -69,7 +69,7 @@ def _alone(names: tuple[str, ...]) -> Any:
 
 def from_dtensor(tensor: Any, mesh: Mesh, layout: LayoutLike | None = None) -> DistributedTensor:
     """A DTensor of PyTorch's on a mesh, in the layout that it has: mesh dims that its device mesh has too, by name,
-    shard what they shard there; or in the layout that is given.
+    shard the same tensor dims; or in the given layout.
 
         x = monarch.from_dtensor(d, mesh)
 

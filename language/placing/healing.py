@@ -29,7 +29,7 @@ class Shrink:
 
 @dataclass(frozen=True)
 class MeshFailure:
-    """What a mesh has lost, for a policy of the user's own."""
+    """A mesh's losses, for a policy of the user's own."""
 
     mesh: Mesh
     workers: tuple[int, ...]
@@ -46,7 +46,7 @@ class MeshFailure:
 
 
 Policy = Literal["respawn", "spare", "shrink"] | Shrink | Mapping[str, int]
-"""What `heal_mesh` does. A mapping has the sizes of mesh dims with which the mesh is to go on."""
+"""A policy of `heal_mesh`. A mapping has the sizes of mesh dims with which the mesh is to go on."""
 
 
 def heal_mesh(
@@ -64,10 +64,10 @@ def heal_mesh(
                 mesh = monarch.heal_mesh(mesh)
                 loss = train_step(*batch)
 
-    Gives the same mesh: programs, models and optimizers go on with it. Waits until that is done; of a mesh that has
-    lost nobody it changes nothing. New processes take the places of those that have ended. What they held comes from
-    workers that hold the same, along mesh dims that replicate it, or from snapshots (`Mesh.snapshots`); where it came
-    from is logged (logger `monarch`, INFO). Then `policy` says how the mesh goes on:
+    Gives the same mesh: programs, models and optimizers go on with it. Waits until that is done; a mesh that has lost
+    no worker is not changed. New processes take the places of those that have ended. Their values come from workers
+    that hold the same, along mesh dims that replicate it, or from snapshots (`Mesh.snapshots`); where it came from is
+    logged (logger `monarch`, INFO). Then `policy` says how the mesh goes on:
 
     - `"respawn"`: as it was, with the same bits as without the failure; each host starts the workers that it lost, so
       a host that is lost itself is an error;
@@ -142,7 +142,7 @@ def _name_lost(mesh: Mesh) -> None:
 
 
 def _failure(mesh: Mesh) -> MeshFailure | None:
-    """What is known of a mesh that has lost workers."""
+    """The known facts of a mesh that has lost workers."""
     executor = mesh.executor
     if not isinstance(executor, Resizable):
         return None

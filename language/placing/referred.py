@@ -1,4 +1,4 @@
-"""`actors.step.rref(x)`: what actors return, as tensors of which each worker has its own actor's."""
+"""`actors.step.rref(x)`: results of actors, as tensors of which each worker has its own actor's."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _called(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """Call the actors, and wait: what they returned as tensors that vary, or None where nobody needs that."""
+    """Call the actors, and wait: their results as tensors that vary, or None where nothing needs them."""
     if propagate == "inspect":
         asked.call(*args, **kwargs).get()
         return None
@@ -113,7 +113,7 @@ def _said(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
-    """What `propagate` gives for each worker's shards, without data."""
+    """The result of `propagate` for each worker's shards, without data."""
 
     def shard(x: torch.Tensor) -> torch.Tensor:
         return make_fake(x.tensor_type.local_shape(mesh.spec) if isinstance(x, DistributedTensor) else x.shape, x.dtype)

@@ -23,8 +23,8 @@ def from_handle(mesh: Mesh, type: TensorType, handle: Handle) -> DistributedTens
 
 
 def replace_values(pairs: Sequence[tuple[DistributedTensor, Handle]]) -> None:
-    """Give each tensor the value of a handle, which is of its shape and dtype: views write it to where they look. What
-    was recorded outside of programs runs before."""
+    """Give each tensor the value of a handle, which is of its shape and dtype: views write it to their part of the
+    base. Ops recorded outside of programs run before."""
     for mesh in {id(tensor.mesh): tensor.mesh for tensor, _ in pairs}.values():
         mesh.flush()
         mesh.settle()
@@ -56,7 +56,7 @@ def laid_out(mesh: Mesh, handle: Handle, layout: Layout) -> Handle:
 
 def reshard(cells: Sequence[tuple[Cell, Layout]]) -> None:
     """Give values on the workers other layouts, one after the other: no worker holds more than one of them twice. Waits
-    for each, for only then can what it was before be let go. Where a worker dies, those not done yet are as before."""
+    for each, for only then can its former blocks be freed. Where a worker dies, those not done yet are as before."""
     with outside_programs(), torch.no_grad():
         for cell, layout in cells:
             assert cell.handle is not None

@@ -31,7 +31,7 @@ def resize_mesh(mesh: Mesh, **sizes: int) -> Mesh:
         monarch.resize_mesh(mesh, data=4)     # and takes part again
 
     Gives the same mesh. All tensors on it keep their values and layouts, and move from worker to worker; until all have
-    arrived, workers hold both what they had and what they get. Programs are partitioned anew when they are next called;
+    arrived, workers hold both the old blocks and the new ones. Programs are partitioned anew when they are next called;
     the plans for each shape are kept. Parts of the mesh that were made before stay on their workers.
 
     Workers that it grows by and that share a host with others start on hosts that have joined (`HostMesh.join`), as far

@@ -1,4 +1,4 @@
-"""Distributed tensors of what actors return."""
+"""Distributed tensors of actors' results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
 
 
 def adopted(mesh: Mesh, shards: Returned, types: Sequence[TensorType]) -> list[DistributedTensor]:
-    """What actors returned, as tensors of these types."""
+    """The results of actors, as tensors of these types."""
     made = []
     for type_, handle in zip(types, shards.adopt(mesh.executor, types), strict=True):
         fake = make_fake(type_.shape, type_.dtype)
@@ -61,7 +61,7 @@ def adopted(mesh: Mesh, shards: Returned, types: Sequence[TensorType]) -> list[D
 
 
 def alike(mesh: Mesh, shards: Returned, source: Source | None) -> Any:
-    """What each of the actors returned, with the type of its shard in the place of each tensor; waits for them."""
+    """The result of each actor, with the type of its shard in the place of each tensor; waits for them."""
     found = shards.found(mesh.executor)
     _check_alike(mesh.spec, found, source)
     return found[0]
@@ -81,7 +81,7 @@ def _check_alike(mesh: MeshSpec, found: list[Any], source: Source | None) -> Non
 
 
 class _Shown:
-    """A type in the text of what it is nested in."""
+    """A type in the text of the nest that has it."""
 
     def __init__(self, type_: object) -> None:
         self._type = type_

@@ -1,5 +1,5 @@
-"""What PyTorch's own Python code computes by reading a tensor's value, without reading it: on a mesh the value lives on
-the workers."""
+"""Computations that PyTorch's own Python code makes by reading a tensor's value, without reading it: on a mesh the
+value is on the workers."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ _TRIES = 3
 
 
 def _by_quantiles(fill: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """By the normal distribution's inverse, where PyTorch draws again what is outside: but for bounds that few numbers
+    """By the normal distribution's inverse, where PyTorch draws numbers outside again: but for bounds that few numbers
     of the normal distribution are between, which it computes too roughly."""
 
     @functools.wraps(fill)

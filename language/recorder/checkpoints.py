@@ -1,4 +1,5 @@
-"""Activation checkpointing by PyTorch: which checkpoint runs what runs now, and the dims along which its draws varied.
+"""Activation checkpointing by PyTorch: which checkpoint runs the current code, and the dims along which its draws
+varied.
 
 A checkpoint computes its values again in the backward pass, outside of the per-worker code in which it computed them
 first. So draws that it makes again vary along the mesh dims along which they varied then, which is kept with the
@@ -42,9 +43,10 @@ def drawn_along(key: Any, dims: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def checkpoints() -> Iterator[tuple[str, Any]]:
-    """The checkpoints that run what runs now, innermost first: what each does, and an object that is the same in its
-    forward and backward passes. They do "checkpoint" while values are computed first, "unpack_hook" while values are
-    computed again that the backward pass has asked for, and "backward" while a reentrant one computes them again."""
+    """The checkpoints that run the current code, innermost first: the phase of each, and an object that is the same in
+    its forward and backward passes. They do "checkpoint" while values are computed first, "unpack_hook" while values
+    are computed again that the backward pass has asked for, and "backward" while a reentrant one computes them
+    again."""
     frame: FrameType | None = sys._getframe(1)
     within: FrameType | None = None
     while frame is not None:
@@ -62,7 +64,7 @@ def checkpoints() -> Iterator[tuple[str, Any]]:
 
 
 def checkpoint_part() -> str:
-    """What the innermost checkpoint does that runs what runs now, "" where there is none."""
+    """The phase of the innermost checkpoint that runs the current code, "" where there is none."""
     return next((part for part, _ in checkpoints()), "")
 
 

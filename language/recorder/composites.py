@@ -66,7 +66,7 @@ def _is_distributed(args: Any) -> bool:
 def _grouped_mm(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     a, b, ends, bias, dtype = (*args, None, None, None)[:5]
     if bias is not None or (ends is None) == ((a.ndim, b.ndim) in FORMS):
-        return record(func, args, kwargs)  # PyTorch says what is wrong
+        return record(func, args, kwargs)  # PyTorch raises its error
     product = torch.bmm(a, b) if ends is None else grouped_mm()(a, b, ends)
     return product if dtype is None else product.to(dtype)
 
@@ -169,8 +169,8 @@ def _embedding_bag(
 
 def _largest_of_bags(rows: torch.Tensor, bag: torch.Tensor, kept: torch.Tensor, count: int) -> torch.Tensor:
     """For each bag and column the first row of the largest number there, or the number of rows where a bag has none.
-    PyTorch goes through a bag's rows for a number that is larger than what it has: a NaN stays where it comes first,
-    and is passed over elsewhere."""
+    PyTorch goes through a bag's rows for a number that is larger than the largest so far: a NaN stays where it comes
+    first, and is passed over elsewhere."""
     at = torch.arange(rows.shape[0]).unsqueeze(-1).expand_as(rows)
     bag, kept = bag.unsqueeze(-1).expand_as(rows), kept.unsqueeze(-1)
     none = at.new_full((count, rows.shape[1]), rows.shape[0])
@@ -208,7 +208,7 @@ def _multi_dot(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
         chain[-1] = chain[-1].unsqueeze(-1)
     pairs = zip(chain[:-1], chain[1:], strict=True)
     if len(chain) < 2 or any(x.ndim != 2 for x in chain) or any(x.shape[1] != y.shape[0] for x, y in pairs):
-        form: Any = aten.linalg_multi_dot.default._op_dk  # which says what is wrong
+        form: Any = aten.linalg_multi_dot.default._op_dk  # which raises PyTorch's error
         return form(torch._C.DispatchKey.CompositeImplicitAutograd, tensors)
     made = _product(chain, _splits([chain[0].shape[0], *(x.shape[1] for x in chain)]), 0, len(chain) - 1)
     made = made.squeeze(0) if ends[0] else made
@@ -246,7 +246,7 @@ def _cov(
     aweights: torch.Tensor | None = None,
 ) -> torch.Tensor:
     if x.ndim > 2 or fweights is not None or aweights is not None:
-        form: Any = aten.cov.default._op_dk  # which reads the weights, and says what is wrong
+        form: Any = aten.cov.default._op_dk  # which reads the weights, and raises PyTorch's error
         return form(
             torch._C.DispatchKey.CompositeImplicitAutograd,
             x,
@@ -266,7 +266,7 @@ def _cov(
 def _linalg_vander(x: torch.Tensor, N: int | None = None) -> torch.Tensor:
     count = x.shape[-1] if N is None else N
     if count < 2 or x.dtype is torch.bool:
-        form: Any = aten.linalg_vander.default._op_dk  # which says what is wrong
+        form: Any = aten.linalg_vander.default._op_dk  # which raises PyTorch's error
         return form(torch._C.DispatchKey.CompositeImplicitAutograd, x, N=N)
     x = x if x.is_floating_point() or x.is_complex() else x.to(torch.int64)
     first = torch.ones_like(x).unsqueeze(-1)

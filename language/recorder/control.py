@@ -46,7 +46,7 @@ def cond(
 
     `pred` is a tensor of one element, or a bool. Both functions give tensors (or lists, tuples and dicts of these) of
     the same shapes and dtypes; a number that they give is a tensor without dims, a float one of float64. They may read
-    what else there is in the program, and write to state: the step keeps what the branch that runs has written.
+    other values of the program, and write to state: the step keeps what the branch that runs has written.
     Differentiable; the backward pass runs the branch again. Raises ProgramError where the branches differ in what they
     give, and OperatorError for a predicate of several elements.
     """
@@ -101,7 +101,7 @@ def _truth(value: torch.Tensor, what: str) -> torch.Tensor:
 
 
 class _Cond(Differentiable):
-    """The backward pass runs the branch again, on what it read, and then backward."""
+    """The backward pass runs the branch again, on the values that it read, and then backward."""
 
     def __init__(self, outer: Recording, traced: Sequence[TracedRegion], predicate: Value) -> None:
         super().__init__(outer, traced)
@@ -151,12 +151,12 @@ _BRANCHES = ("then", "else")
 def while_loop(
     cond_fn: Callable[..., Any], body_fn: Callable[..., Any], carried_inputs: tuple[Any, ...] | list[Any]
 ) -> tuple[Any, ...]:
-    """`carried = body_fn(*carried)` as long as `cond_fn(*carried)` is true; gives what is carried in the end.
+    """`carried = body_fn(*carried)` as long as `cond_fn(*carried)` is true; gives the carried values of the end.
 
     `carried_inputs` holds tensors (or lists, tuples and dicts of these); `body_fn` gives as many, of the same shapes
-    and dtypes, and `cond_fn` a tensor of one element. The functions may read what else there is in the program, and
-    `body_fn` may write to state. Raises ProgramError where autograd would have to go through the loop: how often it
-    runs is not known, so what its rounds made is not kept.
+    and dtypes, and `cond_fn` a tensor of one element. The functions may read other values of the program, and `body_fn`
+    may write to state. Raises ProgramError where autograd would have to go through the loop: how often it runs is not
+    known, so what its rounds made is not kept.
     """
     recording = current_program()
     if recording is None:

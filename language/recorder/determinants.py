@@ -1,6 +1,6 @@
-"""Determinants, by factors that do not follow from how a worker holds the matrix.
+"""Determinants, by factors that do not depend on the matrix's strides on a worker.
 
-PyTorch factors the matrix or its transpose, whichever lies better in memory, and the gradients ask the matrix again
+PyTorch factors the matrix or its transpose, whichever has the better strides, and the gradients ask the matrix again
 which of them it was. They ask the tensor that is traced, and a worker may hold the matrix in another order: so the
 factors here are those of what the traced one says.
 """
@@ -33,7 +33,7 @@ def _slogdet(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _is_computed(func: Any, x: Any) -> bool:
-    """Not where it is written to a given tensor, and not where PyTorch says what is wrong."""
+    """Not where it is written to a given tensor, and not where PyTorch raises an error."""
     square = isinstance(x, DistributedTensor) and x.ndim > 1 and x.shape[-1] == x.shape[-2]
     return square and (x.is_floating_point() or x.is_complex()) and not func._schema.is_mutable
 

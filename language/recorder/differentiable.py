@@ -1,4 +1,4 @@
-"""What ops with regions share: the gradients through them, and the tensors that they take, carry and give."""
+"""The common part of ops with regions: the gradients through them, and the tensors that they take, carry and give."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class Differentiable:
         self.outer = outer
         self.traced = traced
         self.held: dict[int, Value] = {}
-        """What storages that the regions read held when the op ran."""
+        """The values of storages that the regions read, when the op ran."""
 
     @cached_property
     def read(self) -> dict[int, torch.Tensor]:
-        """The tensors outside that the regions read, and that require gradients, by what they are known by."""
+        """The tensors outside that the regions read, and that require gradients, by their keys."""
         return {
             key: source
             for each in self.traced
@@ -66,7 +66,7 @@ class Differentiable:
             self.held[cell] = snapshot(self.outer, self.outer.value_of(ref))
 
     def values(self, storages: Reads) -> tuple[Value, ...]:
-        """What storages held when the op ran."""
+        """The values of storages when the op ran."""
         return tuple(
             self.held[cell] if cell in self.held else self.outer.value_of(ref) for cell, ref in storages.items()
         )

@@ -50,7 +50,7 @@ from monarch.language.tensors.tensor import DistributedTensor, Ref
 aten = torch.ops.aten
 
 _EAGER_LIMIT = 4000
-"""Recorded ops after which the eager door runs what it has."""
+"""Recorded ops after which the eager mode runs them."""
 
 # -- dispatch --------------------------------------------------------------------------------------------------------
 
@@ -173,7 +173,7 @@ class _Call:
             if place not in self.lifts:
                 if node.hint is None:
                     raise ProgramError(f"{self.func} takes no number that only the workers know", source=user_source())
-                fixed = float(node.value())  # the trace holds while this stays what it is
+                fixed = float(node.value())  # the trace holds while this value stays the same
                 return Number.of(fixed), fixed
             expr = node.expr if self.recording.program else self.recording.lift_constants(node.expr)
             return expr, 0.5 if node.hint is None else node.hint
@@ -278,7 +278,7 @@ _SMALL = 2**20
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """How many elements of memory a tensor lies in."""
+    """The number of elements of a tensor's memory."""
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
@@ -397,7 +397,7 @@ def _results_of_write(
     ]
     recorded = None if not any(values) else values[0] if single else tuple(values)
     recording.append(func, encoded, encoded_kwargs, recorded)
-    if recording.places is not None:  # what was on no mesh is where it was written to
+    if recording.places is not None:  # a tensor that was on no mesh is on that of the call that wrote it
         for tensor in _distributed(written.values()):
             if (mesh := recording.where(tensor._ref)) is not None:
                 tensor._ref.cell.mesh = mesh
@@ -420,13 +420,13 @@ def writes_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[
 
 
 def _reshape_in_place(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`x.squeeze_()`: from now on the tensor stands for a view of what it was."""
+    """`x.squeeze_()`: from now on the tensor stands for a view of its former self."""
     view = pure_form(func)
     tensor = args[0]
     if view is None or not isinstance(tensor, DistributedTensor):
         raise reshaped_in_place(func)
     if func.overloadpacket in _BY_MEMORY and (tensor._ref.parent is not None or not tensor.is_contiguous()):
-        raise reshaped_in_place(func)  # what it holds then, and what changes with it, goes by the order of its memory
+        raise reshaped_in_place(func)  # its content then, and its changes, follow the order of its memory
     recording = recording_for(tensor._ref.cell.mesh)
     if recording.program and tensor._ref.cell.recording is not recording:
         raise reshaped_in_place(func)  # the program's caller would see the shape of its first call only
@@ -498,7 +498,7 @@ def _is_mask(index: Any) -> bool:
 
 
 def _with_data(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Outside of programs such an op runs here, on what the workers hold."""
+    """Outside of programs such an op runs here, on the workers' values."""
     mesh = find_mesh(args, kwargs)
     assert mesh is not None
     if func is aten.index.Tensor:  # only the masks are fetched
@@ -530,7 +530,7 @@ def _distributed(entries: Any) -> Iterator[DistributedTensor]:
 
 
 def _known(recording: Recording, value: Any) -> Any:
-    """An argument with what is known of it while the program is traced."""
+    """An argument with the known facts about it while the program is traced."""
     if isinstance(value, DistributedTensor):
         known = known_value(recording, value)
         return value if known is None else known

@@ -1,4 +1,4 @@
-"""In programs, PyTorch's own functions for branches and loops are Monarch's: PyTorch's compile what they are given."""
+"""In programs, PyTorch's own functions for branches and loops are Monarch's: PyTorch's compile their functions."""
 
 from __future__ import annotations
 

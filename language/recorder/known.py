@@ -63,7 +63,7 @@ def _run(op: Op, env: dict[Value, torch.Tensor]) -> None:
             raise _Unknown
         if isinstance(argument, tuple):
             return [decode(entry) for entry in argument]
-        if is_named(argument):  # what is known then is of these sizes alone
+        if is_named(argument):  # values known then are of these sizes alone
             return int(argument)
         return argument.value if isinstance(argument, Number) else argument
 

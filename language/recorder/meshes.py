@@ -1,8 +1,8 @@
 """Programs of several meshes: which value is on which, and how one comes to another.
 
-A program has one mesh until it meets a tensor of another: then each value so far gets its place from what it was
-computed from. A value that was computed from no tensor of a mesh (`torch.zeros(3)`, a constant, random numbers, a plain
-argument) is on none: it is computed on each mesh where it is read.
+A program has one mesh until it meets a tensor of another: then each value so far gets its place from its operands. A
+value that was computed from no tensor of a mesh (`torch.zeros(3)`, a constant, random numbers, a plain argument) is on
+none: it is computed on each mesh where it is read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Places:
         self._at: dict[int, str] = {}
         """By the number of a storage's value, the name of its mesh."""
         self._read: dict[int, str] = {}
-        """The same for storages that are on no mesh: the first one on which they, or what was computed from them, were
+        """The same for storages that are on no mesh: the first mesh on which they, or values computed from them, were
         read."""
         self._from: dict[int, set[int]] = {}
         """The storages from which one that is on no mesh was computed."""
@@ -41,8 +41,8 @@ class Places:
             self.note(op)
 
     def name(self, mesh: Mesh) -> str:
-        """What the program's graph calls a mesh. Raises ProgramError for one that was made apart from the others, or
-        has some of their workers."""
+        """A mesh's name in the program's graph. Raises ProgramError for one that was made apart from the others, or has
+        some of their workers."""
         for name, known in self.meshes.items():
             if known is mesh:
                 return name
@@ -68,7 +68,7 @@ class Places:
             self._at[entry.value.index] = entry.mesh
 
     def note(self, op: Op) -> None:
-        """Note where what a call makes is, and what it writes."""
+        """Note the place of a call's results, and of the tensors that it writes."""
         here = op.args[1] if op.func is ops.transfer else self.of((op.args, op.kwargs))
         changed = {value.root.index for value in _values(op.out)}
         if isinstance(op.func, torch._ops.OpOverload) and op.func._schema.is_mutable:

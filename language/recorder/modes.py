@@ -57,7 +57,7 @@ class _Factories(TorchDispatchMode):
         if func is aten.lift_fresh.default:
             return _literal(recording, args[0])
         if plain and recording.symbols is not None and _has_symbols((*args, *kwargs.values())):
-            # PyTorch's kernels take no symbols: the workers hold the tensor, and make of it what is of a named size.
+            # PyTorch's kernels take no symbols: the workers have the tensor, and make values of a named size of it.
             args, kwargs = pytree.tree_map_only(torch.Tensor, recording.read_only, (args, kwargs))
             return dispatch(func, args, kwargs)
         if plain:
@@ -118,7 +118,7 @@ def tracing(recording: Recording) -> Iterator[None]:
 
 
 class _Mixing(TorchFunctionMode):
-    """In per-worker code: what needs a gradient is made to vary where it meets what varies."""
+    """In per-worker code: a value that needs a gradient is made to vary where it meets one that varies."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = made_to_vary(func, args, kwargs or {})

@@ -1,5 +1,5 @@
-"""Functions of PyTorch that take the sizes of what they make as numbers of C: in programs of named sizes they are made
-of others that take symbols.
+"""Functions of PyTorch that take their results' sizes as numbers of C: in programs of named sizes they are made of
+others that take symbols.
 
 Only programs of named sizes load this.
 """
@@ -44,8 +44,8 @@ class NamedSizes(TorchFunctionMode):
             self._running = outer
 
     def where(self) -> str:
-        """The user's line, and what it is at: "train.py:3:9: torch.tril_indices", "train.py:4:14: range(x.shape[0])",
-        "train.py:9: the gradient of cumprod"."""
+        """The user's line, and the function there: "train.py:3:9: torch.tril_indices", "train.py:4:14:
+        range(x.shape[0])", "train.py:9: the gradient of cumprod"."""
         node: Any = torch._C._current_autograd_node()
         source = user_source()
         if node is not None:
@@ -62,7 +62,7 @@ def _has_symbols(values: Any) -> bool:
 
 
 def _is_symbol(value: Any) -> bool:
-    """Whether it is a named size, or computed from such: other symbols stand for what only a call knows."""
+    """Whether it is a named size, or computed from such: other symbols stand for numbers that only a call knows."""
     return isinstance(value, _SYMBOLS) and isinstance(value.node, SymNode)
 
 

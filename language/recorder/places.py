@@ -1,8 +1,8 @@
 """`x[i]` where only the workers know the number `i`: views at a *place* that is a tensor without dims.
 
-PyTorch asks such a tensor for its number, and makes a view of it. Here the view's op is given a `torch.SymInt` that
-stands for the number, so that autograd, views of the view and writes through it are PyTorch's own. On the tape it is an
-`Expr` of the value that the tensor has at that time.
+PyTorch asks such a tensor for its number, and makes a view of it. Here the view's op gets a `torch.SymInt` that stands
+for the number, so that autograd, views of the view and writes through it are PyTorch's own. On the tape it is an `Expr`
+of the value that the tensor has at that time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What libraries ask PyTorch about how their code runs: inside of a program it is traced, and a program is compiled.
+"""Libraries' questions to PyTorch about how their code runs: inside of a program it is traced, and a program is
+compiled.
 
 `transformers` and others choose a path without branches on values where `torch.compiler.is_compiling()` says yes. So
 programs do, to all but PyTorch's own modules, which would take other arithmetic for it.

@@ -140,7 +140,7 @@ def _own_draws(mesh: Mesh, key: Any, operands: Sequence[DistributedTensor]) -> t
 
 
 def _own_part(drawn: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
-    """Each worker's own of what was drawn for all workers along these mesh dims, in a dim in front."""
+    """Each worker's own part of numbers drawn for all workers along these mesh dims, in a dim in front."""
     for dim in dims:
         drawn = to_varying(drawn, dim, 0)
     part: Any = drawn.squeeze(0)
@@ -176,7 +176,7 @@ def _sample(distribution: str, *parameters: torch.Tensor) -> DistributedTensor:
 
 
 def _for_all(tensor: DistributedTensor, dims: tuple[str, ...]) -> DistributedTensor:
-    """What the workers along these mesh dims have of their own, one behind the other in a dim in front."""
+    """The workers' own values along these mesh dims, one behind the other in a dim in front."""
     with torch.no_grad():
         made: Any = vary(tensor, dims).unsqueeze(0)
         for dim in reversed(dims):
@@ -260,7 +260,7 @@ def _integers(shape: Any, low: int, high: int, dtype: torch.dtype, like: Distrib
         )
     bits: torch.Tensor = _draw("bits", shape, torch.int64, like)  # 62 bits
     span = high - low
-    if span > 2**62:  # of 64, which are negative where they mean 2**63 and more; what is added wraps around
+    if span > 2**62:  # of 64, which are negative where they mean 2**63 and more; sums wrap around
         bits = (bits << 2) ^ (_draw("bits", shape, torch.int64, like) & 3)
         if span < 2**63:
             bits = (bits & (2**63 - 1)).remainder(span)

@@ -51,7 +51,8 @@ class Recording:
         self.states: dict[int, StateInput] = {}
         self.made: list[tuple[weakref.ref[Cell], Value]] = []
         self.constants: dict[int, tuple[torch.Tensor, torch.Tensor | None, DistributedTensor]] = {}
-        """The plain tensors that were met, by id: with the content that was built in, and what stands for them."""
+        """The plain tensors that the program has read, by id: with the content that was built in, and their
+        stand-ins."""
         self.plain: dict[int, torch.UntypedStorage] = {}
         """The memory of plain tensors that were made while the program was traced, which it may change in place."""
         self.large: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
@@ -61,7 +62,7 @@ class Recording:
         self._by_handle: dict[int | None, Value] = {}
         self._lifted: dict[str, str] = {}
         self.input_cells: dict[int, int | None] = {}
-        """The arguments' cells, by id, with the number of each; None for what a region is given."""
+        """The arguments' cells, by id, with the number of each; None for a region's inputs."""
         self.path_of: Callable[[int], str] | None = None
         """How a program's function writes one of its arguments, by its number: \"batch['x']\"."""
         self.not_written: set[int] = set()
@@ -71,14 +72,14 @@ class Recording:
         self.steps: list[tuple[int, OptimizerSnapshot]] = []
         """The state of optimizers before each of their steps, and the number of ops recorded until then."""
         self.inside = ""
-        """What it is the region of: "the body of while_loop"."""
+        """The name of the region's owner: "the body of while_loop"."""
         self.regions: list[Any] = []
-        """What has to live as long as the recording does: the regions of its ops, for the ids by which they know
-        tensors."""
+        """Objects that have to live as long as the recording does: the regions of its ops, for the ids by which they
+        know tensors."""
         self.arguments = 0
         """How many arguments a call of the program has, with the answers of actors, which come behind the others."""
         self.questions: list[Any] = []
-        """What each call asks of actors before its step (`placing.asked.Question`), in order."""
+        """The question that each call asks of actors before its step (`placing.asked.Question`), in order."""
         self.answers: dict[Value, Any] = {}
         """Which values are copies of those answers, and of which."""
         self.plain_inputs: set[int] = set()
@@ -86,7 +87,7 @@ class Recording:
         self.places: Places | None = None
         """Where values are, in a program of several meshes."""
         self.repeatable: Any = None
-        """What says whether a program's Python would do the same again (`programs.repeatable.Repeatable`)."""
+        """Finds out whether a program's Python would do the same again (`programs.repeatable.Repeatable`)."""
         self.generator: torch.Tensor | None = None
         """The state of PyTorch's generator before the first seed was drawn from it, outside of programs."""
         self.sent = False
@@ -245,8 +246,8 @@ class Recording:
         return made
 
     def read_only(self, tensor: torch.Tensor) -> DistributedTensor:
-        """What the workers hold of a plain tensor that a call of named sizes reads: nobody may write to it, for the
-        plain one would not change."""
+        """The workers' copy of a plain tensor that a call of named sizes reads: nothing may write to it, for the plain
+        one would not change."""
         made = self.constant(tensor)
         self.not_written.add(id(made._ref.cell))
         return made
@@ -256,7 +257,7 @@ class Recording:
         return tensor.untyped_storage()._cdata in self.plain
 
     def computed(self, operands: list[torch.Tensor], result: Any) -> None:
-        """Note what a plain op of plain tensors has made."""
+        """Note the results of a plain op on plain tensors."""
         outside = {operand.untyped_storage()._cdata for operand in operands if not self.is_own(operand)}
         for operand in operands:
             known = self.large.get(id(operand))
@@ -285,7 +286,7 @@ class Recording:
         self.guards.append((expr, value))
 
     def scalar(self, label: str, value: float) -> Scalar:
-        """A float that is given anew at every call."""
+        """A float that is another at every call."""
         self.scalars[label] = value
         return Scalar(Expr("scalar", (label, "f64")), value, self.guard)
 
@@ -358,8 +359,8 @@ class Recording:
 
 
 turns = threading.RLock()
-"""Held by the thread that calls a program or runs what was recorded: handles are read, and their successors put where
-they were, by one thread at a time."""
+"""Held by the thread that calls a program or runs recorded ops: handles are read, and replaced by their successors, by
+one thread at a time."""
 
 if hasattr(os, "register_at_fork"):  # where processes can be forked
     os.register_at_fork(after_in_child=turns._at_fork_reinit)  # type: ignore[attr-defined]
@@ -413,7 +414,7 @@ def recording_for(mesh: Mesh) -> Recording:
         mesh.flush()
         pending = mesh.pending
     if pending is not None and pending.sent:
-        mesh.settle()  # after Ctrl-C it may have run: what is recorded on it now would never be
+        mesh.settle()  # after Ctrl-C it may have run: later ops would never run
         pending.sent, pending = False, mesh.pending
     if pending is None:
         pending = mesh.pending = Recording(mesh, program=False)

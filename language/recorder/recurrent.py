@@ -164,7 +164,7 @@ def _plain(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _numbers(plain: torch.Tensor) -> torch.Tensor:
-    """What a program has of known numbers, as of those that it makes itself."""
+    """A program's known numbers, as of those that it makes itself."""
     recording = current_program()
     return plain if recording is None else recording.constant(plain)
 

@@ -1,4 +1,4 @@
-"""What a program cannot contain ends its trace, also where the program's own code catches the error.
+"""Code that a program cannot contain ends its trace, also where the program's own code catches the error.
 
     try:
         scale = 1.0 if loss.item() > 10 else 0.1    # in PyTorch this raises nothing
@@ -79,7 +79,7 @@ def refuse(error: E) -> E:
 
 @contextmanager
 def asking() -> Iterator[None]:
-    """Have errors that are made here refuse nothing: whoever asks catches them, and they are the answer."""
+    """Have errors that are made here refuse nothing: the caller catches them, and they are the answer."""
     before, current.recording = current.recording, None
     try:
         yield

@@ -29,7 +29,7 @@ _WAYS_OUT: dict[Any, str] = {
     "at their ends, torch.where(mask, labels, 0), with lengths that are tuples of numbers, and gives the same;",
     aten.repeat_interleave: "say how many there are: x.repeat_interleave(repeats, dim, output_size=n);",
 }
-"""What to write in place of ops whose results' shapes depend on values."""
+"""Replacements for ops whose results' shapes depend on values."""
 
 
 def sized_error(func: Any) -> OperatorError:
@@ -60,7 +60,7 @@ def masked_error(x: torch.Tensor, indices: list[Any]) -> OperatorError:
 
 
 def _without_mask(x: torch.Tensor, indices: list[Any]) -> str:
-    """What to write instead of an index by masks that only the workers know."""
+    """Replacements for an index by masks that only the workers know."""
     wrong, right = put_by_mask(user_source(), x.ndim - indices[0].ndim) if len(indices) == 1 else ("", "")
     if right:
         width = max(len(wrong), len(right))

@@ -1,8 +1,8 @@
-"""Recording what a branch or a loop runs: a tape of its own, which takes what it reads of the program as inputs.
+"""Recording the ops of a branch or a loop: a tape of its own, which takes the program's values that it reads as inputs.
 
-While a region is recorded, PyTorch's functions are given stand-ins for tensors of the program that require gradients:
-leaves of the region's own autograd graph. So the gradients of its results with respect to all that it reads can be
-asked for later, and what that runs is recorded behind the region's own ops: the region of the backward pass.
+While a region is recorded, PyTorch's functions get stand-ins for tensors of the program that require gradients: leaves
+of the region's own autograd graph. So the gradients of its results with respect to all that it reads can be asked for
+later, and what that runs is recorded behind the region's own ops: the region of the backward pass.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ aten = torch.ops.aten
 
 
 class RegionRecording(Recording):
-    """The tape of a region. What it reads of the recording `outer` becomes an input: the whole of a storage, which it
-    then views as the program does."""
+    """The tape of a region. A value that it reads of the recording `outer` becomes an input: the whole of a storage,
+    which it then views as the program does."""
 
     def __init__(self, outer: Recording, inside: str) -> None:
         super().__init__(outer.mesh, True, outer.symbols)
@@ -50,7 +50,7 @@ class RegionRecording(Recording):
         self.reads: dict[int, tuple[Ref, Value]] = {}
         """By cell, the storages of the program that it reads, and their values here."""
         self.stand_ins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By id, the tensors of the program that require gradients, and what stands for them."""
+        """By id, the tensors of the program that require gradients, and their stand-ins."""
         self._known: dict[int, tuple[Ref, Value]] = {}
         self._plain_before = set(outer.plain)
         """The memory of the plain tensors that the program had made before the region."""
@@ -126,7 +126,7 @@ class RegionRecording(Recording):
         return DistributedTensor(fake, Ref(cell, fake, recording=self, value=value), requires_grad)
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """What PyTorch's functions take for a tensor of the program that requires a gradient."""
+        """The stand-in that PyTorch's functions get for a tensor of the program that requires a gradient."""
         known = self.stand_ins.get(id(tensor))
         if known is None:
             ref = (tensor if isinstance(tensor, DistributedTensor) else self.constant(tensor))._ref
@@ -143,13 +143,13 @@ class RegionRecording(Recording):
         """Whether it is a tensor from outside that requires a gradient."""
         if not tensor.requires_grad:
             return False
-        if isinstance(tensor, DistributedTensor):  # nor a view that was made here of what is outside
+        if isinstance(tensor, DistributedTensor):  # nor a view that was made here of an outer one
             return tensor._ref.recording is not self and not tensor._stands_in
         made_here = self.is_own(tensor) and tensor.untyped_storage()._cdata not in self._plain_before
         return torch.is_grad_enabled() and not made_here
 
     def all_taken(self, arguments: Any) -> Any:
-        """A call's arguments with stand-ins for what is outside."""
+        """A call's arguments with stand-ins for outer tensors."""
         return pytree.tree_map_only(torch.Tensor, lambda t: self.stand_in(t) if self.is_outside(t) else t, arguments)
 
     def taken(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -198,9 +198,9 @@ _REFUSED = {
 
 
 _ASKED = {getattr(torch.Tensor, name).__get__ for name in "grad requires_grad grad_fn is_leaf shape dtype ndim".split()}
-"""What is asked of a tensor itself: in the region around it, what stands for a result has no history."""
+"""Questions to a tensor itself: in the region around it, a result's stand-in has no history."""
 _READ = {getattr(torch.Tensor, name) for name in "detach item numpy tolist __bool__ __float__ __int__".split()}
-"""What carries no gradient, and reads a plain tensor into Python."""
+"""Functions that carry no gradient, and read a plain tensor into Python."""
 
 
 class _StandIns(TorchFunctionMode):
@@ -250,7 +250,7 @@ def recording_to(region: RegionRecording) -> Iterator[None]:
 
 @dataclass
 class TracedRegion:
-    """A function that was recorded as a region: what it was given (last, the number of the round), and its results,
+    """A function that was recorded as a region: its arguments (last, the number of the round), and its results,
     flattened; `tensors` says for each leaf of `spec` whether it is a tensor, and not None."""
 
     region: RegionRecording
@@ -274,8 +274,8 @@ def trace_region(
     function: Callable[..., Any],
     args: Callable[[RegionRecording], tuple[list[DistributedTensor], Any]],
 ) -> TracedRegion:
-    """Record what a function does. `args(region)` makes its inputs, and the arguments that it is called with. Raises
-    ProgramError for a result that is no tensor, and for tensors that it leaves elsewhere."""
+    """Record the ops of a function. `args(region)` makes its inputs, and the function's arguments. Raises ProgramError
+    for a result that is no tensor, and for tensors that it leaves elsewhere."""
     if checkpoint_part() == "unpack_hook":
         raise ProgramError(
             f"a checkpoint computes {inside} again, whose backward pass computes it again by itself",
@@ -370,7 +370,7 @@ class RegionOp:
         return RegionOp(outer, reads, written)
 
     def values(self, refs: Reads) -> tuple[Value, ...]:
-        """What storages hold now."""
+        """The present values of storages."""
         return tuple(self.outer.value_of(ref) for ref in refs.values())
 
     def region(
@@ -390,8 +390,8 @@ class RegionOp:
     def append(
         self, op: ops.MonarchOp, args: tuple[Any, ...], types: Sequence[TensorType], at: int
     ) -> list[DistributedTensor]:
-        """Record the op, which gives tensors of these types, and in front of number `at` what is left in the storages
-        that it writes."""
+        """Record the op, which gives tensors of these types, and in front of number `at` the values left in the
+        storages that it writes."""
         left = self.outer.types_of([ref.fake for ref in self.written.values()])
         fakes = [self.outer.fake_of(type_) for type_ in (*types[:at], *left, *types[at:])]
         outs = [self.outer.tape.value(fake) for fake in fakes]
@@ -403,7 +403,7 @@ class RegionOp:
 
 
 def own_values(traced: TracedRegion, storages: Reads) -> tuple[Value, ...]:
-    """The values of storages of the program in a region: what they hold there now, or as its inputs what they held."""
+    """The values of storages of the program in a region: the present ones there, or the former ones as its inputs."""
     return tuple(traced.region.value_of(ref) for ref in storages.values())
 
 

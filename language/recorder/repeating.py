@@ -144,7 +144,8 @@ class Repeats:
 
 
 def _around(recording: Recording) -> tuple[int, ...]:
-    """How much a recording has besides ops: what these refer to, and a stretch that is written anew does not make."""
+    """The parts of a recording besides ops: objects that these refer to, and that a stretch which is written anew does
+    not make."""
     return (
         *map(len, (recording.tape.inputs, recording.states, recording.constants, recording.large, recording.plain)),
         *map(len, (recording.scalars, recording.steps, recording.regions, recording.guards)),

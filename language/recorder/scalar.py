@@ -22,8 +22,8 @@ Ask = Callable[[], Any]
 
 
 class SymbolicNode:
-    """What a node says to torch, which calls the methods of a SymNode on it, whatever it stands for: a number of one
-    type that only a call, or only the workers, know."""
+    """A node's answers to torch, which calls the methods of a SymNode on it: a number of one type that only a call, or
+    only the workers, know."""
 
     __slots__ = ()
     number: type
@@ -105,7 +105,7 @@ class Scalar(torch.SymFloat):
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` is told: a float, as it is without a program. PyTorch asks for the type first."""
+        """The class that `isinstance` sees: a float, as it is without a program. PyTorch asks for the type first."""
         return float
 
     def __repr__(self) -> str:
@@ -182,7 +182,7 @@ _OF_FLOATS = (
     *("__floordiv__", "__rfloordiv__", "__mod__", "__rmod__", "__divmod__", "__rdivmod__", "__floor__", "__ceil__"),
     *("__trunc__", "__round__", "as_integer_ratio", "is_integer", "hex", "conjugate"),
 )
-"""What no expression says: asked of the value, which the trace then depends on."""
+"""A question that no expression answers: it is asked of the value, which the trace then depends on."""
 
 
 def _by_value(method: Callable[..., Any]) -> Callable[..., Any]:

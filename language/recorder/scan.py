@@ -139,13 +139,13 @@ def _scan(
 
 
 def _element(x: torch.Tensor) -> torch.Tensor:
-    """What one round takes of it, as an example: there may be no rounds."""
+    """One round's element of it, as an example: there may be no rounds."""
     return x[0] if x.shape[0] else x.sum(0, dtype=x.dtype)
 
 
 class _Scan(Differentiable):
-    """The backward pass goes the other way: it carries the gradient of what was carried, and the sums of the gradients
-    of what the rounds read from outside."""
+    """The backward pass goes the other way: it carries the gradient of the carried values, and the sums of the
+    gradients of values that the rounds read from outside."""
 
     def __init__(
         self,
@@ -160,7 +160,7 @@ class _Scan(Differentiable):
         self.carried, self.xs, self.length, self.reverse = carried, xs, length, reverse
         self.body = traced
         self.saved: list[DistributedTensor] = []
-        """What was carried into each round, then what was in the storages that the rounds write."""
+        """The values carried into each round, then those of the storages that the rounds write."""
         self.written: Reads = {}
         self.elements: list[Value] = []
 
@@ -176,7 +176,7 @@ class _Scan(Differentiable):
         count = len(self.carried)
         own = values_of(region, body.given[:-1])
         kept = [*own[:count], *own_values(body, self.written)]
-        # What a round is given, not what it leaves there: copies, taken before its first op.
+        # A round's inputs, not the values that it leaves there: copies, taken before its first op.
         before = [first_value(region, value) for value in kept]
         returns = (*body.values[:count], *own_values(body, self.written), *body.values[count:], *before)
         inputs = [*own[:count], call.written, *own[count:], call.reads]
@@ -259,8 +259,8 @@ def map_over(f: Callable[..., Any], xs: Any, *args: Any) -> Any:
 def associative_scan(
     combine_fn: Callable[[Any, Any], Any], xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
 ) -> Any:
-    """The first element of `xs` along `dim`, and each further one combined with what was made of those before it:
-    a `scan` that carries what it gives, one element after the other."""
+    """The first element of `xs` along `dim`, and each further one combined with the result of those before it: a `scan`
+    that carries its results, one element after the other."""
     del combine_mode
     first = -1 if reverse else 0
 

@@ -37,7 +37,7 @@ def take_timetable(timetable: Timetable) -> Recording:
 
 @contextmanager
 def belonging_to(task: Task | None) -> Iterator[None]:
-    """Have what is recorded belong to a stage and a microbatch, and so its gradients."""
+    """Have the recorded ops belong to a stage and a microbatch, and so their gradients."""
     before, current.task = current.task, task
     try:
         yield
@@ -46,5 +46,5 @@ def belonging_to(task: Task | None) -> Iterator[None]:
 
 
 def set_task(task: Task | None) -> None:
-    """Have what is recorded from here on belong to another stage."""
+    """Have the ops from here on belong to another stage."""
     current.task = task

@@ -52,7 +52,7 @@ def transfer(tensor: DistributedTensor, mesh: Mesh, layout: LayoutLike | None = 
 
 
 class _Transfer(torch.autograd.Function):
-    """The identity, on another mesh. The gradient comes back, in the layout of what was sent where that is known."""
+    """The identity, on another mesh. The gradient comes back, in the layout of the sent value where that is known."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, mesh: Mesh, layout: Layout | None) -> torch.Tensor:

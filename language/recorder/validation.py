@@ -54,7 +54,7 @@ def deferred(tensor: DistributedTensor) -> bool | None:
         return None
     kind: type[BaseException] | None = None
     if frame.f_code.co_filename.endswith(_CONSTRAINTS):
-        goes_on: bool | None = True  # what does not satisfy the first part of a constraint does not satisfy it
+        goes_on: bool | None = True  # a value that does not satisfy the first part of a constraint does not satisfy it
     else:
         goes_on, kind = _goes_on(frame)
     if goes_on is None:
@@ -116,7 +116,7 @@ def _named(frame: FrameType, steps: list[dis.Instruction]) -> type[BaseException
 
 
 def _caught(frame: FrameType, offset: int, kind: type[BaseException] | None) -> bool:
-    """Whether the user's code may catch what is raised there."""
+    """Whether the user's code may catch the errors raised there."""
     at: FrameType | None = frame
     while at is not None and not (at.f_code.co_name == "trace" and _is_ours(at)):
         if belongs_to_user(at.f_code) and _catches(at, offset, kind):

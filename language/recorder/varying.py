@@ -1,7 +1,7 @@
 """Values that vary: where per-worker code begins and ends, what moves between, and the gradients of all three.
 
-A tensor that varies along mesh dims (`f32[3] varying<data>`) is one of this shape on each worker along them. What is
-computed from it varies too; every other tensor is the same on all workers, whatever its layout. The gradient of a value
+A tensor that varies along mesh dims (`f32[3] varying<data>`) is one of this shape on each worker along them. Values
+computed from it vary too; every other tensor is the same on all workers, whatever its layout. The gradient of a value
 has the value's layout, so each step from one to the other has one that goes back:
 
     to_varying(x, dim, d)         blocks become each worker's own           its gradient: from_varying(g, dim, d)
@@ -48,7 +48,7 @@ def active_dims(mesh: Mesh) -> tuple[str, ...]:
 
 
 class plainly:
-    """What the controller does for itself within per-worker code: the plain tensors that it makes stay plain."""
+    """The controller's own work within per-worker code: the plain tensors that it makes stay plain."""
 
     # No generator, which takes four times as long: each call of a program enters one.
 
@@ -67,7 +67,7 @@ def varying_of(tensor: DistributedTensor) -> tuple[str, ...]:
 
 
 def varying_together(tensors: Iterable[DistributedTensor]) -> tuple[str, ...]:
-    """The mesh dims along which what is computed from these varies."""
+    """The mesh dims along which values computed from these vary."""
     found = dict.fromkeys(dim for tensor in tensors for dim in varying_of(tensor))
     return tuple(sorted(found))
 
@@ -87,14 +87,14 @@ def to_varying(tensor: DistributedTensor, mesh_dim: str, dim: int | None) -> Dis
 
 
 def from_varying(tensor: DistributedTensor, mesh_dim: str, placement: int | str) -> DistributedTensor:
-    """What the workers along the mesh dim have of their own as one value: blocks of the dim `placement`, or what the
-    reduction `placement` makes of them."""
+    """The workers' own values along the mesh dim as one value: blocks of the dim `placement`, or their reduction by
+    `placement`."""
     made: DistributedTensor = _FromVarying.apply(recording_for(tensor.mesh).taken(tensor), mesh_dim, placement)
     return made
 
 
 def permute(tensor: DistributedTensor, mesh_dims: tuple[str, ...], pairs: Pairs) -> DistributedTensor:
-    """For each (source, target) of `pairs` the target has what the source had; others have zeros."""
+    """For each (source, target) of `pairs` the target gets the source's value; others get zeros."""
     made: DistributedTensor = _Permute.apply(recording_for(tensor.mesh).taken(tensor), mesh_dims, pairs)
     return made
 
@@ -186,7 +186,7 @@ class _Permute(torch.autograd.Function):
         return permute(vary(gradient, mesh_dims), mesh_dims, back), None, None
 
 
-# -- what is computed from both kinds of values ------------------------------------------------------------------------
+# -- values computed from both kinds -----------------------------------------------------------------------------
 
 
 def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ...]) -> None:

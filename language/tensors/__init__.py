@@ -1,1 +1,1 @@
-"""Meshes of workers, and tensors whose data lies on them."""
+"""Meshes of workers, and tensors whose data is on them."""

@@ -1,4 +1,4 @@
-"""What is behind distributed tensors: the cell that has the value of a tensor and of all its views."""
+"""The cell behind distributed tensors, which has the value of a tensor and of all its views."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Recorded(Protocol):
     """A recording, as far as tensors know it."""
 
     program: bool
-    """Whether it is a program's, and not what is pending on a mesh."""
+    """Whether it is a program's, and not one of ops pending on a mesh."""
 
 
 class Failure:

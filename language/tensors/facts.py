@@ -1,4 +1,5 @@
-"""What the recorder asks of an overload at each of its calls, and what does not change: it is found once."""
+"""The facts about an overload that the recorder needs at each of its calls, and that do not change: they are found
+once."""
 
 from __future__ import annotations
 

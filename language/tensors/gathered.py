@@ -35,7 +35,7 @@ def _mend(module: ModuleType) -> None:
 
 
 class _OnImport(MetaPathFinder):
-    """The module is imported by who uses it: `import monarch` does not wait for it."""
+    """The module is imported by the code that uses it: `import monarch` does not wait for it."""
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
         if name != _MODULE:

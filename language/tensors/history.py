@@ -19,20 +19,20 @@ from monarch.compiler.errors import ProgramError, Source
 from monarch.language.source import user_source
 
 _ANCHOR = torch.zeros((), requires_grad=True)
-"""What a node leads to, for PyTorch makes none without."""
+"""The target of a node, for PyTorch makes none without."""
 
 
 @dataclass(slots=True)
 class End:
-    """Where a history ends: at what a call of `program`, which is defined at the line `source`, has made."""
+    """The end of a history: a result of a call of `program`, which is defined at the line `source`."""
 
     program: str
     source: Source | None
     cells: Sequence[Any] = ()
-    """The storages of what the call has read."""
+    """The storages that the call has read."""
     before: Sequence[weakref.ref[Any]] = ()
-    """Those of what the calls have read that made its arguments: these calls are not led to, lest a loop that passes
-    each call's results to the next keeps all of them."""
+    """Those that the calls which made its arguments have read: these calls are not led to, lest a loop that passes each
+    call's results to the next keeps all of them."""
 
     def of(self, cells: Sequence[Any], through: Sequence[torch.Tensor]) -> tuple[End, Sequence[torch.Tensor]]:
         """Where the history of a call's results ends, which has read these cells, and those of its arguments that
@@ -145,7 +145,7 @@ def _check_asked(outputs: Iterable[Any], asked: Iterable[Any]) -> None:
 def _run_backward(
     outputs: Any, gradients: Any, retain: Any, create: Any, asked: Any, *args: Any, **options: Any
 ) -> Any:
-    """What `backward()` and `grad()` call: with `asked`, of some tensors alone."""
+    """The check of `backward()` and `grad()`: with `asked`, of some tensors alone."""
     if asked:
         _check_asked(outputs, asked)
     return _RUN(outputs, gradients, retain, create, asked, *args, **options)

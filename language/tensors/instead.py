@@ -1,4 +1,4 @@
-"""What to write instead of other libraries' calls that need a tensor's memory in this process."""
+"""Replacements for other libraries' calls that need a tensor's memory in this process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _INSTEAD = {
 
 
 def instead(otherwise: str) -> str:
-    """What to write instead of the call of another library in which this process is now; without one `otherwise`."""
+    """The replacement of the other library's call in which this process is now; without one `otherwise`."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         found = _INSTEAD.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))

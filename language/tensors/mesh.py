@@ -60,7 +60,7 @@ def mesh_sizes(sizes: Mapping[str, int]) -> Iterator[None]:
 
 
 looked_at: dict[int, str] = {}
-"""For each started mesh whose programs look for anomalies, by its number, for what."""
+"""For each started mesh whose programs look for anomalies, by its number, for which ones."""
 
 
 class Mesh(MeshAlgebra):
@@ -254,7 +254,7 @@ class Mesh(MeshAlgebra):
         raise TypeError(f"{self!r} cannot be pickled: its workers are this process's. Another makes a Mesh of its own.")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mesh:
-        return self  # its workers are one: what is copied with it, such as a model's attribute, is on the same
+        return self  # its workers are one: its copies, such as a model's attribute, are on the same
 
     def __repr__(self) -> str:
         dims = ", ".join(f"{name}={size}" for name, size in self.spec.dims)
@@ -305,7 +305,7 @@ class Mesh(MeshAlgebra):
 
     @contextmanager
     def spending(self, kind: str, label: str) -> Iterator[None]:
-        """Tell what the controller has done for the workers in a block (`events.Span`), where they run."""
+        """Report the controller's work for the workers in a block (`events.Span`), if they run."""
         start = time.monotonic_ns()
         try:
             yield
@@ -328,8 +328,8 @@ class Mesh(MeshAlgebra):
             raise
 
     def recover(self) -> None:
-        """Have Python and all state be as the last step left them that did not fail. Waits for the workers. What is on
-        other parts of the mesh, a failed step may have been for too."""
+        """Have Python and all state be as the last step left them that did not fail. Waits for the workers. A failed
+        step may have been for other parts of the mesh too."""
         with suppress(DeviceMeshError):  # the mesh is lost
             self.executor.undo()
         for mesh in self._family:
@@ -350,7 +350,7 @@ class Mesh(MeshAlgebra):
                 self._root.recover()  # all parts may have been in them
             except BaseException as error:
                 workers.given_up = True
-                # Once more, while what was called before is waited for.
+                # Once more, while calls from before are waited for.
                 if isinstance(error, KeyboardInterrupt) and executor.give_up(None):
                     self.settle()
                 raise
@@ -362,20 +362,20 @@ class Mesh(MeshAlgebra):
             workers.given_up = True
 
     def give_up(self, handle: Handle) -> None:
-        """After an interrupt of who waited for a value: unless the step that makes it is done, it has failed. Where the
+        """After an interrupted wait for a value: unless the step that makes it is done, it has failed. Where the
         workers do not come to its end within a second, state goes back when the mesh is next used."""
         if self.executor.give_up(handle):
             self.settle()
 
     def keep(self, cells: Iterable[State]) -> None:
-        """Note what steps replace: what `_recover` takes back after a failure."""
+        """Note the replacements of steps: `_recover` takes them back after a failure."""
         for cell in cells:
             if not cell.kept:
                 self._states.add(cell)
                 cell.kept = True
 
     def share(self, cells: Iterable[State]) -> None:
-        """Note cells that were given one handle: the step numbers of all parameters are one value."""
+        """Note cells that share one handle: the step numbers of all parameters are one value."""
         self._twins.update(cells)
 
     def separate(self, taken: Iterable[State], cells: Collection[State]) -> None:
@@ -498,16 +498,17 @@ class Mesh(MeshAlgebra):
 
     @property
     def _anomaly(self) -> str:
-        """What programs on it look for at present: "", "nan", or "inf"."""
+        """The anomaly that programs on it look for at present: "", "nan", or "inf"."""
         return self._workers.anomaly
 
     def _flush_family(self) -> None:
-        """Run what was recorded eagerly on this mesh and all parts of it."""
+        """Run the ops recorded eagerly on this mesh and all parts of it."""
         for mesh in self._family:
             mesh.flush()
 
     def from_shards(self, shards: Returned, layout: LayoutLike | tuple[LayoutLike, ...]) -> Any:
-        """Distributed tensors of what actors in this mesh's processes have returned, which stays where it is:
+        """Distributed tensors of results that actors in this mesh's processes have returned, and that stay where they
+        are:
 
             mesh = Mesh(procs=procs)
             x = mesh.from_shards(loaders.next.shards(), "[@data, -]")
@@ -557,8 +558,8 @@ class Mesh(MeshAlgebra):
         return program(*args, **kwargs)
 
     def flush(self, program: str = "") -> None:
-        """Run what was recorded eagerly on this mesh and not run yet. Before the call of a `program`, a lost mesh fails
-        that call alone, and what was recorded stays so."""
+        """Run the ops recorded eagerly on this mesh that have not run yet. Before the call of a `program`, a lost mesh
+        fails that call alone, and the ops stay recorded."""
         if self.pending is not None:
             operations.flush(self, program)
 

@@ -60,15 +60,15 @@ class Operations:
     is_tracing: Callable[[], bool]
     """Whether this thread traces a program."""
     flush: Callable[..., None]
-    """Runs what is pending on a mesh."""
+    """Runs the ops pending on a mesh."""
     discard: Callable[[Any, Any], None]
-    """Drops what is pending on a mesh, whose results raise an error: (mesh, error)."""
+    """Drops the ops pending on a mesh, whose results raise an error: (mesh, error)."""
     adopt: Callable[..., Any]
-    """Makes distributed tensors of what actors hold: (mesh, shards, layout)."""
+    """Makes distributed tensors of actors' results: (mesh, shards, layout)."""
     activate: Callable[..., AbstractContextManager[None]]
-    """Makes what a block says per-worker code: (mesh, mesh dims)."""
+    """Makes a block per-worker code: (mesh, mesh dims)."""
     plainly: Callable[[], AbstractContextManager[None]]
-    """Does what a block says outside of the per-worker code that it is in."""
+    """Runs a block outside of the per-worker code around it."""
     position: Callable[..., Any]
     """Records each worker's position along a mesh dim: (mesh, mesh dim) -> tensor."""
     reduce: Callable[..., Any]

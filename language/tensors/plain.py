@@ -31,7 +31,7 @@ def check_dense(tensor: torch.Tensor) -> None:
 
 
 def check_data(tensor: torch.Tensor, what: str) -> None:
-    """Raises LayoutError for a tensor that workers are to be given and that has no data."""
+    """Raises LayoutError for a tensor for the workers that has no data."""
     kind = type(tensor)
     if not tensor.is_meta and kind.__torch_dispatch__ is torch.Tensor.__torch_dispatch__ or abstract_can_run():
         return

@@ -1,4 +1,5 @@
-"""What an op's results look like, without data: every op is run on meta tensors (PyTorch's own shape functions).
+"""The shapes, strides and dtypes of an op's results, without data: every op is run on meta tensors (PyTorch's own shape
+functions).
 
 The commonest ops have a shape function here, for PyTorch's load SymPy or TorchDynamo, which takes as long as all of
 torch: a program that needs no others starts in half the time. Torch's FakeTensorMode, which loads them too, is the
@@ -100,7 +101,7 @@ _KNOWN: Memo[int | tuple[Any, ...]] = Memo(4096)
 
 
 def _on_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What PyTorch's meta kernel gives. Most are Python, so that calls that are alike are made once."""
+    """The results of PyTorch's meta kernel. Most are Python, so that calls that are alike are made once."""
     try:
         key = _key(func, args, kwargs)
         known = _KNOWN.get(key)
@@ -108,7 +109,7 @@ def _on_meta(func: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
         return func(*args, **kwargs)
     if known is not None:
         return args[known] if isinstance(known, int) else torch.empty_strided(*known[:2], dtype=known[2], device=_META)
-    with unwatched() if func.namespace in ("aten", "prims") else nullcontext():  # a user's op may read what it likes
+    with unwatched() if func.namespace in ("aten", "prims") else nullcontext():  # a user's op may read anything
         out = func(*args, **kwargs)
     returns = func._schema.returns
     changed = key != _key(func, args, kwargs)  # an operand, as `squeeze_` does
@@ -258,7 +259,7 @@ def _is_counted(func: Any, kwargs: dict[str, Any]) -> bool:
 
 
 def _without_memory(value: Any) -> Any:
-    """A CPU tensor of zeros that all lie in one place."""
+    """A CPU tensor of zeros that share one element of memory."""
     if isinstance(value, torch.Tensor):
         return torch.zeros((), dtype=value.dtype).expand(value.shape)
     return value

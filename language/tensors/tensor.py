@@ -1,4 +1,4 @@
-"""Distributed tensors: torch tensors of the global shape whose data lies on a mesh's workers."""
+"""Distributed tensors: torch tensors of the global shape whose data is on a mesh's workers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _CPU = torch.device("cpu")
 
 
 def _is_row_major(fake: torch.Tensor) -> bool:
-    """Whether a tensor has the strides that PyTorch gives where none are said: to leave them out is quicker."""
+    """Whether a tensor has PyTorch's default strides: to leave them out is quicker."""
     expected = 1
     for size, stride in zip(reversed(fake.shape), reversed(fake.stride()), strict=True):
         if type(size) is not int or stride != expected:
@@ -105,7 +105,7 @@ class DistributedTensor(_Base):
     _stands_in: bool = False
     """Whether it stands for another tensor while a branch or a loop is recorded."""
     _own: tuple[int, frozenset[str]] = (0, frozenset())
-    """Of what stands for an argument in a trace, the number of that, and the attributes that its user has given it."""
+    """For an argument's stand-in in a trace, the argument's number, and the attributes that its user has given it."""
 
     @staticmethod
     def __new__(cls, fake: torch.Tensor, ref: Ref, requires_grad: bool = False) -> DistributedTensor:
@@ -126,7 +126,7 @@ class DistributedTensor(_Base):
 
     @classmethod
     def looking(cls, fake: torch.Tensor, requires_grad: bool = False) -> Callable[[Ref], DistributedTensor]:
-        """What makes tensors that look like `fake`, of a Ref each: quicker than one after the other."""
+        """Makes tensors that look like `fake`, of a Ref each: quicker than one after the other."""
         plain = _is_row_major(fake)
         wrapper = partial(
             torch.Tensor._make_wrapper_subclass,
@@ -154,7 +154,7 @@ class DistributedTensor(_Base):
                 hint=f"pass it as an argument of its own: step(x, x.{name}).",
                 source=user_source(),
             )
-        return super().__getattribute__(name)  # which raises what it has raised before
+        return super().__getattribute__(name)  # which raises its former error
 
     def __delattr__(self, name: str) -> None:
         number, own = self._own
@@ -178,7 +178,7 @@ class DistributedTensor(_Base):
             shorten(error)
             raise
 
-    # -- what it is ----------------------------------------------------------------------------------------------
+    # -- properties ----------------------------------------------------------------------------------------------
 
     @property
     def mesh(self) -> Mesh:
@@ -205,7 +205,7 @@ class DistributedTensor(_Base):
         """The tensor's layout on the mesh. (`layout` is torch's: strided.)"""
         return self.tensor_type.layout
 
-    if not TYPE_CHECKING:  # DTensor's, which are said what to write; hasattr() says that they are not there
+    if not TYPE_CHECKING:  # DTensor's, whose error names the replacement; hasattr() is False for them
 
         @property
         def placements(self) -> Any:
@@ -260,8 +260,8 @@ class DistributedTensor(_Base):
     def to_local(self, **coordinates: int) -> torch.Tensor:
         """The block of one worker, by its coordinates: `x.to_local(data=0, model=1)`. Dims that are left out are 0.
 
-        At the end of a dim that the mesh does not divide it is smaller than on the workers before, or empty. What is a
-        pending sum is added up first.
+        At the end of a dim that the mesh does not divide it is smaller than on the workers before, or empty. A pending
+        sum is added up first.
         """
         handle, mesh = self._blocks()
         worker = mesh.extent.point(dict.fromkeys(mesh.mesh_dim_names, 0) | coordinates).rank
@@ -279,7 +279,7 @@ class DistributedTensor(_Base):
         return cell.handle, cell.mesh
 
     def _blocks(self) -> tuple[Handle, Mesh]:
-        """As `_value`, with pending sums added up: what a worker has is a block of the value then, and no summand."""
+        """As `_value`, with pending sums added up: then a worker has a block of the value, and no summand."""
         handle, mesh = self._value()
         layout = handle.type.layout
         if not layout.partial:
@@ -295,7 +295,7 @@ class DistributedTensor(_Base):
     def reduce(
         self, dims: str | Sequence[str] = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None
     ) -> DistributedTensor:
-        """What the workers along mesh dims have of a tensor that varies along them, reduced: see `monarch.reduce`."""
+        """The workers' values along mesh dims of a tensor that varies along them, reduced: see `monarch.reduce`."""
         return operations.reduce(self, dims, reduction, scatter, mesh)
 
     def slice_mesh(self, **positions: int) -> Any:
@@ -392,8 +392,8 @@ class DistributedTensor(_Base):
         return f"DistributedTensor({self._ref.type} on {cell.mesh.spec}{note}{grad})"
 
     def _repr_html_(self) -> str:
-        """The tensor's type, and which workers hold what of it, for a notebook: from what is known in this process. No
-        worker is started for it, and nothing is run or fetched."""
+        """The tensor's type, and the workers of each block, for a notebook: from this process's knowledge. No worker is
+        started for it, and nothing is run or fetched."""
         cell = self._ref.cell
         mesh, view = cell.mesh, self._ref.parent is not None
         error, notes = "", ["requires grad"] if self.requires_grad else []
@@ -480,11 +480,11 @@ class DistributedTensor(_Base):
         return (id(self._ref.cell) << 48) + int(self._ref.fake.storage_offset()) * self.itemsize if self.numel() else 0
 
     def storage(self) -> Any:
-        """Raises MonarchError: what is written from a tensor's memory (safetensors) is written by the workers."""
+        """Raises MonarchError: the workers write files of a tensor's memory (safetensors)."""
         raise self._without_memory()
 
     def untyped_storage(self) -> Any:
-        """What PyTorch keeps of its storage, which has no memory. Raises MonarchError where a program asks for it."""
+        """PyTorch's storage object, which has no memory. Raises MonarchError where a program asks for it."""
         caller = sys._getframe(1)
         if operations.is_tracing() and belongs_to_user(caller.f_code) or caller.f_globals["__name__"] == STAGER:
             raise self._without_memory()
@@ -512,7 +512,7 @@ class DistributedTensor(_Base):
         """Pickled, and so in `torch.save`, it is the plain tensor: its data is fetched. In a message to actors it stays
         where it is."""
         message = outgoing.get()
-        requires_grad = self.requires_grad and self.is_leaf  # what has a history leaves it behind
+        requires_grad = self.requires_grad and self.is_leaf  # a tensor with a history leaves it behind
         if message is not None:
             handle, mesh = self._blocks()
             return message.refer(mesh.executor, handle, bool(getattr(self, "_is_param", False)), requires_grad)

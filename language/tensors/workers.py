@@ -1,4 +1,4 @@
-"""The workers behind a mesh, and what they hold as meshes know it."""
+"""The workers behind a mesh, and their state as meshes know it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Workers:
         self.copies: int | None = None
         """How many copies `snapshots` keeps; None where nobody has said."""
         self.anomaly = ""
-        """What its programs look for in every value (`CompileOptions.anomaly`)."""
+        """The anomaly that its programs look for in every value (`CompileOptions.anomaly`)."""
         self.closed = False
         self.given_up = False
-        """Whether steps were given up, and Python and all state are still to go back."""
+        """Whether steps were given up, and Python and all state still have to go back."""
         self._starting = threading.RLock()
 
     def start(self) -> Executor:

@@ -1,1 +1,1 @@
-"""Per-worker code: what each worker computes on its own, and how values come to it and back."""
+"""Per-worker code: computations of each worker on its own, and how values come to it and back."""

@@ -33,7 +33,7 @@ def vary(x: torch.Tensor, dims: Dims = ()) -> DistributedTensor:
 
 
 def reduce(tensors: T, dims: Dims = (), reduction: str = "sum", scatter: bool = False, mesh: Any = None) -> T:
-    """What the workers along mesh dims have, reduced: the same on all of them from then on.
+    """The reduction of the workers' values along mesh dims: the same on all of them from then on.
 
         total = monarch.reduce(x, "data")                        # [n] on each worker -> [n]
         mean = monarch.reduce(loss, ("data", "model"), "avg")
@@ -110,8 +110,8 @@ def all_gather(x: torch.Tensor, dims: Dims, dim: int = 0) -> DistributedTensor:
 
 
 def reduce_scatter(x: torch.Tensor, dims: Dims, dim: int = 0, reduction: str = "sum") -> DistributedTensor:
-    """Each worker's own block, along the tensor dim `dim`, of what the workers have, reduced. Raises LayoutError where
-    the workers do not divide its size."""
+    """Each worker's own block, along the tensor dim `dim`, of the reduction of the workers' values. Raises LayoutError
+    where the workers do not divide its size."""
     tensor, names = _own(x, dims, "reduce_scatter()")
     dim = _dim(tensor, dim)
     _check_divides(tensor, names, dim, "reduce_scatter()")

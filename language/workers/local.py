@@ -49,11 +49,10 @@ def local(
 
     `in_layouts` says which block of each tensor a worker gets: a tuple has a layout for each positional argument (for
     all tensors in it, or a dict of layouts for a dict), one layout is for all arguments, and None gives every worker
-    the whole. `out_layouts` says how what the workers return makes the results, in the same form: blocks
-    (`"[@data, -]"`), what is to be added
-    (`"[] partial<sum: data>"`), or one value that is the same on all (None). The code is per-worker along `dims`, all
-    of the mesh's where none are named; along the others the compiler shards what is computed as everywhere. `mesh` may
-    be left out where an argument is on it or a program is.
+    the whole. `out_layouts` says how the workers' values make the results, in the same form: blocks (`"[@data, -]"`),
+    summands (`"[] partial<sum: data>"`), or one value that is the same on all (None). The code is per-worker along
+    `dims`, all of the mesh's where none are named; along the others the compiler shards what is computed as everywhere.
+    `mesh` may be left out where an argument is on it or a program is.
 
     It runs in programs and outside of them, and has gradients. What it reads besides its arguments (parameters, say) is
     whole on every worker, and its gradient is summed over them. Raises LayoutError for a layout that does not fit, or a
@@ -158,7 +157,7 @@ def _layout(
 def _begin(
     x: torch.Tensor, layout: LayoutLike | None, at: int, *, mesh: Mesh, dims: tuple[str, ...], source: Source | None
 ) -> DistributedTensor:
-    """What a worker gets of argument number `at`."""
+    """A worker's block of argument number `at`."""
     name = f"argument {at}"
     tensor = _placed(x, mesh, name, source)
     found = _layout(tensor, layout, mesh, dims, name, source)

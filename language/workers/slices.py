@@ -1,4 +1,5 @@
-"""`x.slice_mesh(data=0).to_mesh(mesh)`: what some workers have, for all or on another mesh. PyTorch Monarch's names."""
+"""`x.slice_mesh(data=0).to_mesh(mesh)`: the values of some workers, for all or on another mesh. PyTorch Monarch's
+names."""
 
 from __future__ import annotations
 
@@ -22,15 +23,15 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 @dataclass(frozen=True)
 class MeshSlice:
-    """A tensor as the workers at one position along mesh dims have it: what `slice_mesh` gives."""
+    """A tensor as the workers at one position along mesh dims have it: the result of `slice_mesh`."""
 
     tensor: DistributedTensor
     positions: Mapping[str, int]
 
     def to_mesh(self, mesh: Mesh | None = None) -> DistributedTensor:
-        """The tensor of those workers on all workers of a mesh, the tensor's own if none is given, the same along the
-        mesh dims that were sliced. Has a gradient, which is those workers'. Raises what `DistributedTensor.to_mesh`
-        raises."""
+        """The tensor of those workers on all workers of a mesh, by default the tensor's own, the same along the mesh
+        dims that were sliced. Has a gradient, which is those workers'. Raises the errors of
+        `DistributedTensor.to_mesh`."""
         tensor = self.tensor
         for dim, at in self.positions.items():
             if dim in varying_of(tensor):
