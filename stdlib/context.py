@@ -332,7 +332,7 @@ class _Ring(torch.autograd.Function):
             given = gradient, q, _repeated(k, heads), _repeated(v, heads), out, total, 0.0, first
             found = _flash_backward(*given, attn_mask=_added(mask, q.dtype), scale=scale)
             slopes = [each.to(total.dtype) for each in found]
-            if causal and turn:  # what is behind is not seen, and its weights may be infinite here
+            if causal and turn:  # blocks behind are not seen, and their weights may be infinite here
                 slopes = [torch.where(me >= turn, each, 0.0) for each in slopes]
             ours = ours + slopes[0]
             keys_slope, values_slope = (
@@ -345,7 +345,7 @@ class _Ring(torch.autograd.Function):
 
 
 def _mask(mine: torch.Tensor | None, theirs: torch.Tensor | None, causal: bool) -> torch.Tensor | None:
-    """bool[batch, 1, queries, keys] of one block, or nothing where no documents are given."""
+    """bool[batch, 1, queries, keys] of one block, or nothing without documents."""
     if mine is None or theirs is None:
         return None
     same = _same(mine, theirs)
@@ -353,5 +353,5 @@ def _mask(mine: torch.Tensor | None, theirs: torch.Tensor | None, causal: bool) 
 
 
 def _added(mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
-    """A mask as what is added to scores, which is the form that the kernel takes."""
+    """A mask as a summand of scores, which is the form that the kernel takes."""
     return None if mask is None else torch.where(mask, 0.0, -torch.inf).to(dtype)

@@ -38,8 +38,9 @@ def elastic(
         for loss in monarch.elastic(mesh, train_step, loader, policy="shrink", grow_after=100):
             print(loss.item())
 
-    A batch that is a tuple or a list is spread over the step's arguments. Each step is waited for before its result is
-    given, so what the loop's body reads is there. A step is one call of a program, or what may be done twice.
+    A batch that is a tuple or a list is spread over the step's arguments. Each step is waited for before the loop gets
+    its result, so the values that its body reads are computed. A step is one call of a program, or a function that may
+    run twice.
 
     `policy` and `restore` are those of `heal_mesh`. Behind `restore` the batch is not tried again: `batches` is asked
     for an iterator anew, so a stream that `restore` loads too goes on at its place in the checkpoint.
@@ -123,7 +124,7 @@ class _Loop:
         return result
 
     def _healing(self, act: Callable[[], Any]) -> Any:
-        """What an action gives, which is done again behind a death; None where all has gone back to a checkpoint."""
+        """The result of an action, which runs again after a death; None where all has gone back to a checkpoint."""
         while True:
             try:
                 return act()

@@ -21,7 +21,8 @@ from monarch.compiler.types import Layout
 from monarch.language import DistributedTensor, Mesh, all_to_all, local
 
 Compute = Callable[..., torch.Tensor]
-"""What experts do: tokens f[experts, tokens, width] and weights f[experts, …] to f[experts, tokens, width]."""
+"""The computation of experts: tokens f[experts, tokens, width] and weights f[experts, …] to f[experts, tokens,
+width]."""
 
 
 def capacity(tokens: int, experts: int, chosen: int, room: float | None) -> int:
@@ -69,7 +70,7 @@ def to_experts(
     """Each token's experts of it, weighted and added: f[batch, time, width] to the same shape.
 
     `choices` i64[batch, time, chosen] are the experts of each token, all different, and `weights` of the same shape
-    what each counts. `compute(tokens, *parameters)` is called on each worker with what came for its experts,
+    their weights. `compute(tokens, *parameters)` is called on each worker with the tokens that came for its experts,
     f[experts / workers, tokens, width], and with its blocks of `parameters` f[experts, …]. Each worker sends an expert
     at most `capacity` tokens; with `room=None` no token is dropped.
 
@@ -101,8 +102,8 @@ def to_experts(
 
 @contextmanager
 def router_logits(module: nn.Module, name: str = "router") -> Iterator[list[torch.Tensor]]:
-    """What the routers of a model give in this block, f[batch, time, experts] of each layer, in order: the outputs of
-    its submodules whose names end in `name`."""
+    """The outputs of a model's routers in this block, f[batch, time, experts] of each layer, in order: of its
+    submodules whose names end in `name`."""
     found: list[torch.Tensor] = []
     routers = [each for path, each in module.named_modules() if path.rpartition(".")[2] == name]
 

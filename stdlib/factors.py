@@ -90,8 +90,8 @@ def find_groups(graph: Graph, names: Sequence[str]) -> list[DimGroup]:
 
 @dataclass
 class Choice:
-    """What to shard: `sharded` groups, and the parameters that are only `stored` in shards, with their dims. `blocked`
-    holds, for each other parameter of a product that might have been a column layer, why it is whole."""
+    """The choice: `sharded` groups, and the parameters that are only `stored` in shards, with their dims. `blocked`
+    has, for each other parameter of a product that might have been a column layer, why it is whole."""
 
     sharded: list[DimGroup]
     stored: dict[str, int]
@@ -124,13 +124,13 @@ class Choice:
 
 
 _NORMS = ("native_layer_norm", "mean", "rms_norm", "native_group_norm", "embedding")
-"""What takes the residual stream whole: of its layers there is nothing to say."""
+"""The name of parameters that read or write the whole residual stream: they are not reported."""
 
 
 def choose(groups: Sequence[DimGroup], size: int) -> Choice:
     """The groups to shard over a mesh dim of `size`, of which none shards a parameter twice: those of the fewest
-    parameters first, which are a layer's own, unless that would leave whole what is many times as large (a layer's own
-    rank of LoRA, and the heads of its attention)."""
+    parameters first, which are a layer's own, unless that would leave a group whole that is many times as large (a
+    layer's own rank of LoRA, and the heads of its attention)."""
     chosen = Choice([], {}, {})
     viable: list[tuple[DimGroup, list[DimGroup]]] = []
     for group in sorted(groups, key=lambda group: len(group.parameters)):

@@ -1,4 +1,4 @@
-"""`fetch_shard` and `inspect`: what one worker has of tensors. PyTorch Monarch's names."""
+"""`fetch_shard` and `inspect`: one worker's blocks of tensors. PyTorch Monarch's names."""
 
 from __future__ import annotations
 

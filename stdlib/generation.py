@@ -74,7 +74,7 @@ class Sampling:
         return torch.multinomial(self.probabilities(logits), 1)[:, 0]
 
     def probabilities(self, logits: Logits) -> torch.Tensor:
-        """What a token is drawn from: f32[batch, vocabulary]."""
+        """The logits that a token is drawn from: f32[batch, vocabulary]."""
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.shape[-1]:
             least = logits.topk(self.top_k).values[:, -1:]
@@ -230,7 +230,7 @@ def _check_positions(model: nn.Module, prompt: int, count: int) -> None:
 
 
 def _tokens(what: str, given: Any) -> torch.Tensor:
-    """i64[n]. Raises ProgramError for what are no tokens."""
+    """i64[n]. Raises ProgramError for anything but tokens."""
     try:
         found = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError):

@@ -15,7 +15,7 @@ Inputs = Sequence[Any] | Mapping[str, Any]
 
 
 def made_up(module: nn.Module) -> Iterator[Inputs]:
-    """What the module's forward pass may take, the likeliest first; floats have the dtype of its parameters.
+    """The possible inputs of the module's forward pass, the likeliest first; floats have the dtype of its parameters.
 
     For a model of `transformers`: by its config, all kinds of input that its forward pass has (tokens and images, say),
     and then the main one alone. For another module whose forward pass needs one argument: a batch of 2 that a layer
@@ -45,7 +45,7 @@ def _kinds(module: nn.Module) -> Iterator[Inputs]:
 
 
 def asked_for(module: nn.Module) -> str:
-    """How to write the arguments of its forward pass where they have to be given: `inputs={"text": text, …}`."""
+    """How to write the arguments of its forward pass where these are needed: `inputs={"text": text, …}`."""
     names = _needed(module)
     if hasattr(module, "main_input_name"):
         taken = inspect.signature(module.forward).parameters
@@ -68,7 +68,7 @@ def described(inputs: Inputs) -> str:
 
 
 def _needed(module: nn.Module) -> list[str]:
-    """The names of the arguments that its forward pass has to be given."""
+    """The names of the arguments that its forward pass needs."""
     parameters = inspect.signature(module.forward).parameters.values()
     return [
         each.name
@@ -78,7 +78,7 @@ def _needed(module: nn.Module) -> list[str]:
 
 
 def _of_layer(layer: nn.Module) -> tuple[str, torch.Tensor] | None:
-    """The kind of a layer, and what it takes."""
+    """The kind of a layer, and its input."""
     if isinstance(layer, nn.Embedding):
         return "tokens", torch.zeros(2, 4, dtype=torch.int64)
     if isinstance(layer, nn.modules.conv._ConvNd):

@@ -37,7 +37,7 @@ class _Placing:
         layouts = self._layouts(module) if callable(self._layouts) else self._layouts
         module_to_mesh(module, self._mesh, layouts or {})
         for each in module.modules():
-            if isinstance(each, Metric):  # what it counts, and begins with: neither parameters nor buffers
+            if isinstance(each, Metric):  # its counters and initial values: neither parameters nor buffers
                 each._apply(self._whole)
         after = dict(module.named_parameters(remove_duplicate=False))
         placed = {id(before[name]): after[name] for name in before}
@@ -59,7 +59,7 @@ class _Placing:
         return pytree.tree_map_only(torch.Tensor, on_mesh, batch)
 
     def to_mesh(self, optimizer: Optimizer) -> None:
-        """Have an optimizer's state, which was loaded, lie as its parameters do."""
+        """Give an optimizer's loaded state the layouts of its parameters."""
         for parameter, state in optimizer.state.items():
             for name, value in state.items():
                 plain = isinstance(value, torch.Tensor) and not isinstance(value, DistributedTensor)
@@ -165,7 +165,7 @@ class MeshStrategy(TrainerSingleDevice):
         return dict(_fetched(super().optimizer_state(optimizer)))
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Save a checkpoint, with plain tensors for what callbacks have kept, too."""
+        """Save a checkpoint, with plain tensors for callbacks' state, too."""
         super().save_checkpoint(_fetched(checkpoint), filepath, storage_options)
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ class Log:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Wait for all values that have been logged, and write them. Raises what the writer raised."""
+        """Wait for all values that have been logged, and write them. Raises the writer's error."""
         while self._waiting and self._write():
             pass
         if self._waiting:
@@ -78,7 +78,7 @@ class Log:
             raise error
 
     def close(self) -> None:
-        """Write what has been logged, and close the writer. Idempotent."""
+        """Write the values logged so far, and close the writer. Idempotent."""
         if self._closed:
             return
         try:
@@ -99,8 +99,8 @@ class Log:
             _logs.remove(self)
 
     def close_within(self, seconds: float) -> None:
-        """`close`, for the program's end: as long as one value after the other comes within so many seconds. What does
-        not is given up, with a warning, and a writer that has not returned by then is left open."""
+        """`close`, for the program's end: as long as one value after the other comes within so many seconds. Values
+        that do not are dropped, with a warning, and a writer that has not returned by then is left open."""
         if self._closed:
             return
         with self._changed:
@@ -142,7 +142,7 @@ class Log:
                 self._changed.notify_all()
 
     def _write(self) -> bool:
-        """Write the next value, once it is there; whether it is done with."""
+        """Write the next value, once it is computed; whether it is done with."""
         with self._writing:
             if not self._waiting:
                 return True
@@ -184,7 +184,8 @@ def _is_final(value: _Value) -> bool:
 
 
 def _value(name: str, value: Any) -> _Value:
-    """What is logged, as what the thread can read: tensors by their handles, so that another step may replace them."""
+    """A logged value in a form that the thread can read: tensors by their handles, so that another step may replace
+    them."""
     if isinstance(value, DistributedTensor):
         if value.numel() != 1:
             raise MonarchError(
@@ -208,7 +209,7 @@ _logs: list[Log] = []
 
 
 def at_exit() -> None:
-    """Close what is open, at the program's end, before meshes are closed."""
+    """Close the open writers, at the program's end, before meshes are closed."""
     with ExitStack() as logs:
         for each in tuple(_logs):
             if each.owner == os.getpid():
@@ -222,9 +223,9 @@ def log(name: str, value: Any, step: int | None = None) -> None:
         for step, batch in enumerate(batches):
             monarch.log("loss", train_step(batch), step)
 
-    `value` is a number or a tensor with one element, plain or distributed; `step` counts up for each name where it is
-    not given. Values go to everything that `log_to` has opened, in order; where that is nothing, nowhere. Raises
-    ProgramError in a program, MonarchError for what is no single number, and what a writer raised earlier.
+    `value` is a number or a tensor with one element, plain or distributed; `step` by default counts up for each name.
+    Values go to everything that `log_to` has opened, in order; where that is nothing, nowhere. Raises ProgramError in a
+    program, MonarchError for what is no single number, and what a writer raised earlier.
     """
     if current_program() is not None:
         raise ProgramError(

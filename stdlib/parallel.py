@@ -145,7 +145,7 @@ def _traced(module: nn.Module, mesh_dim: str, inputs: Inputs | None) -> tuple[Gr
 
 
 def _between(mesh: HasSpec | MeshSpec, mesh_dim: str, sequence: LayoutLike | bool) -> Between | None:
-    """What `tensor_parallel` was given as `sequence`."""
+    """The argument `sequence` of `tensor_parallel`."""
     spec = _spec(mesh)
     if sequence is False:
         return None
@@ -250,8 +250,8 @@ def combine(*layouts: Mapping[str, Layout]) -> Layouts:
 
 
 def automatic(module: nn.Module, mesh: Mesh, *, memory: int | None = None) -> Layouts:
-    """Layouts from the mesh, the module, and a worker's memory in bytes, by default its part of this host's; `why` says
-    what was chosen. `module_to_mesh(module, mesh, layouts="auto")` is this.
+    """Layouts from the mesh, the module, and a worker's memory in bytes, by default its part of this host's; `why` has
+    the reasons. `module_to_mesh(module, mesh, layouts="auto")` is this.
 
     A mesh dim named "model", "tensor" or "tp" is for tensor parallelism, where the module has layers for it. Over the
     first other mesh dim parameters are fully sharded where whole ones, with their gradients and two moments of Adam,

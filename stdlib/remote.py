@@ -37,7 +37,7 @@ _PLAIN = (int, float, complex, str, bytes, type(None), numpy.generic, torch.dtyp
 MANY_VALUES = 8
 """With how many ops of one function a warning says so."""
 MANY_OPS = 64
-"""After so many of one function PyTorch is given no further ones."""
+"""After so many ops of one function PyTorch gets no further ones."""
 
 
 @overload
@@ -57,8 +57,8 @@ def remote(function: Any = None, /, *, propagate: Propagate | None = None) -> An
         with procs.activate():
             free_memory.call(0).get()
 
-    Arguments and results are sent as an endpoint's are; `current_rank()` is the process' place in the mesh. What it
-    raises in a `call` is raised at the caller, as `ActorError`.
+    Arguments and results are sent as an endpoint's are; `current_rank()` is the process' place in the mesh. Its errors
+    in a `call` are raised at the caller, as `ActorError`.
 
     With `propagate` it can also be called on tensors of a mesh, in programs and outside of them, and each worker runs
     it. `propagate` takes the same arguments, with tensors that have no data, and gives tensors of the results' shapes
@@ -97,7 +97,7 @@ def remote(function: Any = None, /, *, propagate: Propagate | None = None) -> An
 
 
 class RemoteOp(Remote[P, R]):
-    """A function that can be called on tensors of a mesh too: what `remote(propagate=…)` gives."""
+    """A function that can be called on tensors of a mesh too: the result of `remote(propagate=…)`."""
 
     def __init__(self, function: Callable[P, R], propagate: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -233,7 +233,7 @@ class _Call:
         self.examples = [None if isinstance(each, torch.Tensor) else example(each) for each in examples]
 
     def run(self, *operands: torch.Tensor) -> Any:
-        """What the function gives on a worker: tensors of their own memory."""
+        """The function's results on a worker: tensors of their own memory."""
         given = [x if kind is TENSOR else kind(x.item()) for x, kind in zip(operands, self._kinds(), strict=True)]
         made, _ = self.called(self.function, self._filled(given))
         if self.propagate is not self.function:
@@ -263,7 +263,7 @@ class _Call:
         return own[0] if len(own) == 1 else tuple(own)
 
     def called(self, function: Callable[..., Any], leaves: list[Any]) -> tuple[list[torch.Tensor], pytree.TreeSpec]:
-        """The function's results for these arguments, and in what they are nested."""
+        """The function's results for these arguments, and their nesting."""
         args, kwargs = self.arguments(leaves)
         made, structure = pytree.tree_flatten(function(*args, **kwargs))
         if not made or not all(isinstance(each, torch.Tensor) for each in made):
@@ -287,14 +287,14 @@ class _Call:
 
 
 _OPS: dict[str, Any] = {}
-"""The ops of functions, by what they compute: calls of equal functions with equal plain arguments are of one op."""
+"""The ops of functions, by their computation: calls of equal functions with equal plain arguments are of one op."""
 _FORMS: Counter[str] = Counter()
 """How many of these there are of a function's name and so many operands and results."""
 
 
 def _op_of(call: _Call, operands: int, results: int) -> tuple[str, Callable[..., Any]]:
-    """An op and its name. PyTorch forgets no op: of a function with many values of what stays in the op, as a path that
-    is another at each call, the later calls are of one op, which has their functions as text."""
+    """An op and its name. PyTorch forgets no op: of a function with many values of arguments that stay in the op, as a
+    path that is another at each call, the later calls are of one op, which has their functions as text."""
 
     def pickled() -> bytes:
         spec = pytree.treespec_dumps(call.spec)

@@ -26,11 +26,11 @@ from monarch.language.tensors.shapes import make_fake
 aten = torch.ops.aten
 _INT64 = range(-(2**63), 2**63)
 _PRETENDED = 0.5
-"""What stands for a number that only the workers know, where its value makes no difference."""
+"""The stand-in of a number that only the workers know, where its value makes no difference."""
 
 
 def kind_of(value: Any) -> type | None:
-    """The type in which a worker is to have a number, or None for what is no operand. A bool is none: it has two
+    """The type in which a worker gets a number, or None for an object that is no operand. A bool is none: it has two
     values, and decides a branch."""
     kind = type(value)
     if isinstance(value, torch.SymFloat):
@@ -99,13 +99,13 @@ class _Node(SymbolicNode):
 
 
 class _Watched:
-    """What watched ints and floats have in common."""
+    """The common part of watched ints and floats."""
 
     node: _Node
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What `isinstance` is told. PyTorch asks for the type first."""
+        """The class that `isinstance` sees. PyTorch asks for the type first."""
         return type(self.node.hint)
 
     def __reduce_ex__(self, protocol: Any) -> Any:

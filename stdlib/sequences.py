@@ -29,7 +29,7 @@ class Between:
 
     @property
     def within(self) -> Layout:
-        """The layout of what column layers take and row layers give: the same, with time whole on `dim`."""
+        """The layout of column layers' inputs and row layers' outputs: the same, with time whole on `dim`."""
         shards = (tuple(name for name in names if name != self.dim) for names in self.layout.shards)
         return Layout(tuple(shards))
 
@@ -45,7 +45,7 @@ class Between:
 
 
 def shard_between(module: nn.Module, between: Between | None, columns: Iterable[str], rows: Iterable[str]) -> None:
-    """Lay out what the layers of these names in `module` take and give; None takes such layouts away again."""
+    """Lay out the inputs and outputs of the layers of these names in `module`; None removes such layouts again."""
     for layer in module.modules():
         for hooks in (layer._forward_pre_hooks, layer._forward_hooks):
             for number in [number for number, hook in hooks.items() if isinstance(hook, (_Takes, _Gives))]:

@@ -30,7 +30,7 @@ _KNOWN = "_monarch_synced"
 
 @dataclass
 class _Target:
-    """What is known of a target of syncs: on its mesh its `version`, which changes with its tensors, the `last` version
+    """The state of a target of syncs: on its mesh its `version`, which changes with its tensors, the `last` version
     that was given, and for each source the tensors that were joined, and the program that does it."""
 
     version: DistributedTensor
@@ -38,7 +38,7 @@ class _Target:
     programs: list[tuple[list[Pair], Callable[[torch.Tensor], None]]] = field(default_factory=list)
 
     def program(self, pairs: list[Pair]) -> Callable[[torch.Tensor], None]:
-        """What brings the first of each pair to the second, compiled before where it can be."""
+        """The program that brings the first of each pair to the second, compiled before where it can be."""
         for known, run in self.programs:
             if len(known) == len(pairs) and all(map(_same, known, pairs)):
                 return run
@@ -134,7 +134,7 @@ def _tensors(state: State, what: str) -> dict[str, DistributedTensor]:
 
 
 def _pairs(source: Mapping[str, DistributedTensor], target: Mapping[str, DistributedTensor]) -> list[Pair]:
-    """What comes from where: each tensor of the target once. Raises ProgramError where the sides do not fit."""
+    """The source of each tensor of the target. Raises ProgramError where the sides do not fit."""
     problems = [f"'{name}' is in the target, and not in the source" for name in target if name not in source]
     problems += [f"'{name}' is in the source, and not in the target" for name in source if name not in target]
     for name in target:

@@ -23,7 +23,7 @@ _LARGEST = 1 << 30
 
 @dataclass(frozen=True)
 class BlockPart:
-    """What one worker writes: `length` elements along `dim` of its block, from `start` on. In the tensor it begins at
+    """One worker's part: `length` elements along `dim` of its block, from `start` on. In the tensor it begins at
     `offsets`, and has these sizes."""
 
     rank: int
@@ -73,7 +73,7 @@ def relaid(tensor: DistributedTensor, layout: Layout) -> DistributedTensor:
 
 
 def key_of(tensor: torch.Tensor) -> Any:
-    """What tensors have in common that are one value under several names."""
+    """The key of tensors that are one value under several names."""
     if isinstance(tensor, DistributedTensor):
         ref = tensor._ref
         return ("mesh", id(ref.cell)) if ref.parent is None else ("view", id(ref))
@@ -88,7 +88,7 @@ class Shares:
         self._load: Counter[tuple[int, int]] = Counter()
 
     def parts(self, source: SavedTensor) -> Iterator[BlockPart]:
-        """What workers write of a tensor: each element once."""
+        """The parts of a tensor that workers write: each element once."""
         type_, mesh = source.type, source.mesh.spec
         assert type_ is not None
         size = source.dtype.itemsize

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, whatever its format."""
+"""The content of a checkpoint, whatever its format."""
 
 from __future__ import annotations
 

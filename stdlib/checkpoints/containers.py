@@ -78,14 +78,14 @@ class Container:
 
     @property
     def head(self) -> bytes:
-        """What stands before the elements. Their CRC-32, which PyTorch does not look at, is left at 0."""
+        """The bytes before the elements. Their CRC-32, which PyTorch does not check, is left at 0."""
         made = b"".join(_local(name, data) + data for name, data in self._small)
         padding = self.elements - self.at - len(made) - len(_local(_DATA, b""))
         return made + _local(_DATA, b"", 0, self.size, padding)
 
     @property
     def tail(self) -> bytes:
-        """What stands behind them."""
+        """The bytes behind them."""
         at, listed = 0, b""
         for name, data in self._small:
             listed += _central(name, at, zlib.crc32(data), len(data))
@@ -127,7 +127,7 @@ def _central(name: str, at: int, crc: int, size: int) -> bytes:
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor in a container that anybody wrote: where in the file its first element is, and how the rest lies."""
+    """A tensor in a container of any writer: the offset of its first element in the file, and its strides."""
 
     offset: int
     dtype: torch.dtype

@@ -32,11 +32,11 @@ from monarch.stdlib.checkpoints.nest import Path
 
 METADATA, SUMS = ".metadata", ".checksums"
 _HERE = "__here_0.distcp"
-"""What this process writes: Python values, and tensors that are on no mesh."""
+"""This process's own part: Python values, and tensors that are on no mesh."""
 
 
 def strangers(path: FilePath) -> list[str]:
-    """What stands there and is no part of a checkpoint of this format."""
+    """Files there that are no part of a checkpoint of this format."""
     if not path.is_dir():
         return [path.name]
     names = sorted(os.listdir(path))
@@ -119,7 +119,7 @@ class DcpWriter:
         _put(self._folder / METADATA, pickled)
 
     def _wrap(self, sums: Mapping[tuple[str, int], list[str]]) -> tuple[dict[str, Any], str]:
-        """Write what stands around the elements. Gives for each file its blocks (where the container begins, where its
+        """Write the bytes around the elements. Gives for each file its blocks (where the container begins, where its
         elements do, the first checksum), and the checksums."""
         files: dict[str, list[Container]] = {}
         for blocks in self._blocks.values():
@@ -179,7 +179,7 @@ class _Metadata(pickle.Unpickler):
 
 
 def catalog(path: FilePath) -> Catalog:
-    """What a checkpoint of this format holds. Raises CheckpointError and OSError."""
+    """The content of a checkpoint of this format. Raises CheckpointError and OSError."""
     pickled = (path / METADATA).read_bytes()
     sums = _Sums(path)
     sums.check(METADATA, pickled)
@@ -198,7 +198,7 @@ def catalog(path: FilePath) -> Catalog:
 
 
 class _Sums:
-    """What `.checksums` has; nothing where there is no such file."""
+    """The content of `.checksums`; nothing where there is no such file."""
 
     def __init__(self, path: FilePath) -> None:
         self._path = path

@@ -1,5 +1,5 @@
-"""Having a nest of Python objects hold what a checkpoint holds: first what it wants is found and checked, then it is
-read, and only then does anything change."""
+"""Giving a nest of Python objects the values of a checkpoint: first the entries that it wants are found and checked,
+then they are read, and only then does anything change."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Wanted:
 
 @dataclass
 class Filling:
-    """`find` what a nest wants of a checkpoint, and `fill` it in, once `tensors` has all that was wanted.
+    """`find` the entries of a checkpoint that a nest wants, and `fill` them in, once `tensors` has all of them.
 
     With `strict`, modules and checkpoint have the same names, as `load_state_dict(strict=True)` has it."""
 
@@ -44,7 +44,8 @@ class Filling:
     _problems: list[str] = field(default_factory=list)
 
     def find(self, state: Any) -> None:
-        """Find what a nest wants. Raises CheckpointError for what the checkpoint lacks or has in other shapes."""
+        """Find the entries that a nest wants. Raises CheckpointError for those that the checkpoint lacks or has in
+        other shapes."""
         self._names = parameter_names(state)
         self._find((), state)
         if self._problems:
@@ -180,7 +181,7 @@ class Filling:
         return found
 
     def _tree(self, path: Path, get: Callable[[str], Any]) -> Any:
-        """What was saved under a path, nested as it was: keys of dicts are text."""
+        """The saved tree under a path, nested as it was: keys of dicts are text."""
         name = name_of(path)
         if name in self.catalog.tensors or name in self.catalog.values:
             return get(name)
@@ -192,7 +193,7 @@ class Filling:
     # -- once all is read ----------------------------------------------------------------------------------------------
 
     def fill(self, path: Path, value: Any) -> Any:
-        """Have a nest hold what was read; gives what is to stand in its place, which is mostly itself."""
+        """Give a nest the values read; gives the object for its place, which is mostly itself."""
         if isinstance(value, nn.Module):
             for prefix, module in value.named_modules():
                 extra = (*path, f"{prefix}.{_EXTRA}".lstrip("."))

@@ -34,7 +34,7 @@ logger = logging.getLogger("monarch")
 
 
 def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
-    """Have a nest of Python objects hold what a checkpoint holds:
+    """Give a nest of Python objects the values of a checkpoint:
 
         state = {"model": model, "optimizer": optimizer, "step": 0}
         monarch.load("checkpoints/100", into=state)
@@ -64,7 +64,7 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
             except (CheckpointError, OSError):
                 if still_there():
                     raise
-                continue  # what was read is partly of one checkpoint, and partly of the next
+                continue  # the values are partly of one checkpoint, and partly of the next
             if still_there():
                 break
     else:
@@ -73,7 +73,7 @@ def load(path: str | PathLike[str], into: T, *, strict: bool = True) -> T:
             hint="load between saves, or save each checkpoint to a path of its own.",
         )
     for mesh in {id(tensor.mesh): tensor.mesh for tensor, _ in read.placed}.values():
-        mesh.flush()  # what may take long, and raise, comes first
+        mesh.flush()  # calls that may take long, and raise, come first
     with HandlersLater(ctrl_c=1), torch.no_grad():
         replace_values(read.placed)
         for target, value in read.copied:
@@ -88,11 +88,11 @@ _TRIES = 5
 
 @contextmanager
 def _pinned(path: FilePath) -> Iterator[Callable[[], bool]]:
-    """Whether what stands at the path now still does. It is held open until then, so that nothing else can get the
+    """Whether the file at the path is still the one of now. It is kept open until then, so that no other can get the
     number by which the file system knows it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:  # the error is that of who reads it
+    except OSError:  # the reader gets this error
         yield lambda: True
         return
 
@@ -109,7 +109,7 @@ def _pinned(path: FilePath) -> Iterator[Callable[[], bool]]:
 
 
 _PICKLED = "pytorch_model.bin"
-"""What older models of Hugging Face's are in."""
+"""The format of older models of Hugging Face's."""
 
 
 def _open(path: FilePath) -> Catalog:
@@ -139,7 +139,7 @@ def _open(path: FilePath) -> Catalog:
 
 @dataclass
 class _Read:
-    """What was read for tensors, which do not have it yet."""
+    """Values read for tensors, which do not have them yet."""
 
     placed: list[tuple[DistributedTensor, Any]] = field(default_factory=list)
     """Those that are whole values on meshes, with their new ones."""
@@ -147,7 +147,7 @@ class _Read:
 
 
 def _read(filling: Filling) -> _Read:
-    """Read what is wanted."""
+    """Read the wanted entries."""
     catalog, read = filling.catalog, _Read()
     placed: dict[int, list[tuple[str, Any, Wanted, TensorType]]] = {}
     with Reader() as reader:
@@ -189,7 +189,7 @@ def _read(filling: Filling) -> _Read:
 
 
 def _on_mesh(wanted: Wanted, entry: Entry) -> tuple[Any, TensorType] | None:
-    """The mesh on which a tensor is to lie, and its type there; None for a plain one."""
+    """The mesh of a tensor, and its type there; None for a plain one."""
     if isinstance(target := wanted.target, DistributedTensor):
         type_ = target.tensor_type
         shards = Layout.replicated(type_.ndim) if type_.layout.varying else Layout(type_.layout.shards)

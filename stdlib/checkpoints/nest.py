@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a nest of Python objects: tensors and values, by name.
+"""The content of a checkpoint of a nest of Python objects: tensors and values, by name.
 
 A name is the path to it with dots in between, as `torch.distributed.checkpoint` has it: `{"model": model, "step": 3}`
 holds `model.layer.weight` and `step`. An optimizer's state stands under its parameters' names
@@ -26,7 +26,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.
 
 @dataclass
 class Contents:
-    """What is saved: tensors and Python values by name, with the path to each."""
+    """The saved content: tensors and Python values by name, with the path to each."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
     values: dict[str, Any] = field(default_factory=dict)
@@ -45,12 +45,12 @@ class Contents:
 
 
 def name_of(path: Path) -> str:
-    """What stands at a path is called so in a checkpoint."""
+    """The name of a path's object in a checkpoint."""
     return ".".join(map(str, path))
 
 
 def is_stateful(value: Any) -> bool:
-    """Whether an object says itself what is to be saved of it."""
+    """Whether an object itself gives the state to save."""
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
@@ -62,8 +62,8 @@ def is_value(value: Any) -> bool:
 
 
 def contents_of(state: Any) -> Contents:
-    """What is to be saved of a nest of dicts and lists with modules, optimizers and other objects with `state_dict`,
-    tensors, generators and Python values. Raises CheckpointError."""
+    """The tensors and values to save of a nest of dicts and lists with modules, optimizers and other objects with
+    `state_dict`, tensors, generators and Python values. Raises CheckpointError."""
     found = Contents()
     _collect((), state, found, parameter_names(state))
     if not found.paths and not isinstance(state, Mapping):
@@ -111,8 +111,8 @@ def holds_tensors(value: Any) -> bool:
 
 
 def parameter_names(state: Any) -> dict[int, str]:
-    """What the parameters of all modules in a nest are called in an optimizer's state, by identity: as their module
-    calls them, with the path to it in front where the nest has several modules."""
+    """The names of all modules' parameters in an optimizer's state, by identity: those of their module, with the path
+    to it in front where the nest has several modules."""
     modules = list(instances(nn.Module, (), state))
     names: dict[int, str] = {}
     for path, module in modules:

@@ -1,4 +1,4 @@
-"""Where a checkpoint is written: beside its path, until it is whole, and then in its place at once.
+"""The place of a checkpoint: beside its path, until it is whole, and then at its path at once.
 
     model/            the last good checkpoint
     .model.saving/    the one that is being written; nobody reads it
@@ -33,8 +33,8 @@ _open = partial(os.open, flags=os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
 class SaveFolder:
-    """The folder in which one checkpoint is written, once it has begun; `file` is whether that is one file. Whoever
-    makes it holds it before it begins, and calls `finish` or `give_up`, whatever interrupts what is in between."""
+    """The folder in which one checkpoint is written, once it has begun; `file` is whether that is one file. Its maker
+    has it before it begins, and calls `finish` or `give_up`, whatever interrupts the time between."""
 
     def __init__(self, path: Path, file: bool) -> None:
         self.path = path
@@ -48,8 +48,8 @@ class SaveFolder:
         """Those that this save has made, from the outermost on."""
 
     def begin(self, strangers: Callable[[Path], list[str]]) -> None:
-        """Make the folder, and lock it. `strangers(path)` names what stands at the path and is no part of a checkpoint
-        of the format, so that a new one may not replace it. Raises CheckpointError."""
+        """Make the folder, and lock it. `strangers(path)` names files at the path that are no part of a checkpoint of
+        the format, so that a new one may not replace them. Raises CheckpointError."""
         try:
             put_back(self.path)
             self._check(strangers)
@@ -66,7 +66,7 @@ class SaveFolder:
             ) from None
 
     def _check(self, strangers: Callable[[Path], list[str]]) -> None:
-        """Raise CheckpointError where the save would remove what is no checkpoint."""
+        """Raise CheckpointError where the save would remove files that are no checkpoint."""
         if not self.path.exists():
             return
         if self.path.samefile(Path.cwd()):
@@ -93,7 +93,7 @@ class SaveFolder:
             with suppress(FileExistsError):
                 _make(parent)
                 self._parents.append(parent)
-        if self.folder.is_symlink():  # what it points to is somebody's, and no unfinished save
+        if self.folder.is_symlink():  # its target is another's, and no unfinished save
             self.folder.unlink()
         with suppress(FileExistsError):
             _make(self.folder)
@@ -109,7 +109,7 @@ class SaveFolder:
         shutil.rmtree(former_of(self.path), ignore_errors=True)
 
     def finish(self) -> None:
-        """Put the checkpoint in its place: whoever looks there sees the former one, or this one. Raises OSError."""
+        """Put the checkpoint in its place: a reader sees the former one, or this one. Raises OSError."""
         _sync(self.folder)
         if self._file:
             os.replace(self.folder / self.path.name, self.path)
@@ -119,7 +119,7 @@ class SaveFolder:
         else:
             former: list[int] = []
             try:
-                _lock(self.path, former)  # nobody takes it for what another save has left
+                _lock(self.path, former)  # no save takes it for the rest of another
                 _exchange(self.folder, self.path)
                 shutil.rmtree(self.folder, ignore_errors=True)
             finally:
@@ -129,8 +129,8 @@ class SaveFolder:
         _close(self._lock)
 
     def give_up(self) -> None:
-        """Remove what was written, and the folders that were made for it. The former checkpoint stays. To be called
-        once nobody writes there any more."""
+        """Remove the written files, and the folders that were made for them. The former checkpoint stays. Call it once
+        no worker writes there any more."""
         if self._begun:
             shutil.rmtree(self.folder, ignore_errors=True)
         self._begun = False
@@ -141,7 +141,7 @@ class SaveFolder:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder in one that is there. Raises OSError."""
+    """Make a folder in an existing one. Raises OSError."""
     try:
         folder.mkdir()
     except FileNotFoundError:  # /proc answers so
@@ -149,8 +149,8 @@ def _make(folder: Path) -> None:
 
 
 def _lock(folder: Path, held: list[int]) -> None:
-    """Open a folder, and lock it where the file system has locks. Whoever gives the list for its descriptor closes what
-    is there. Raises BlockingIOError where another save has locked it."""
+    """Open a folder, and lock it where the file system has locks. The caller that gives the list for its descriptor
+    closes the open ones. Raises BlockingIOError where another save has locked it."""
     held.extend(map(_open, [str(folder)]))  # in one call: an interrupt comes before it is open, or when the list has it
     try:
         fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -211,7 +211,7 @@ def put_back(path: Path) -> None:
 
 
 def unfinished(path: Path) -> Path | None:
-    """What a save to a path has left that was not finished, or is under way."""
+    """The files of a save to a path that was not finished, or is under way."""
     folder = saving_folder(path)
     return folder if folder.is_dir() else None
 

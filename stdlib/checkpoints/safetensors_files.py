@@ -58,7 +58,7 @@ def is_file(path: FilePath) -> bool:
 
 
 def strangers(path: FilePath) -> list[str]:
-    """What stands there and is no part of a checkpoint of this format."""
+    """Files there that are no part of a checkpoint of this format."""
     if is_file(path) or not path.is_dir():
         return [] if is_file(path) and path.is_file() else [path.name]
     return [name for name in sorted(os.listdir(path)) if name != INDEX and not _WRITTEN.fullmatch(name)]
@@ -204,7 +204,7 @@ class _File:
 
 
 def catalog(path: FilePath) -> Catalog:
-    """What a file or folder of this format holds. Raises CheckpointError and OSError."""
+    """The content of a file or folder of this format. Raises CheckpointError and OSError."""
     tensors: dict[str, Entry] = {}
     ties: dict[str, str] = {}
     if path.is_file():

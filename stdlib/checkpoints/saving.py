@@ -39,9 +39,9 @@ _under_way: dict[threading.Lock, tuple[threading.Thread, Saving, Sequence[Writin
 
 
 class Saving(Future[FilePath]):
-    """A checkpoint that is being written: `result()` waits until it stands at its path, and gives that.
+    """A checkpoint that is being written: `result()` waits until it is at its path, and gives that.
 
-    It cannot be cancelled. What went wrong is raised by `result()`, and logged (logger `monarch`, ERROR)."""
+    It cannot be cancelled. `result()` raises its error, and it is logged (logger `monarch`, ERROR)."""
 
     def __init__(self, path: FilePath, total: int) -> None:
         super().__init__()
@@ -68,7 +68,8 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
 
     `state` is a nest of dicts, lists and tuples of modules, optimizers, tensors on meshes and plain ones, generators
     (`torch.default_generator` has the random numbers of programs too), Python values, and objects with `state_dict` and
-    `load_state_dict`. Each worker writes what it holds, from its own memory; of what several hold each writes a part.
+    `load_state_dict`. Each worker writes its own blocks, from its own memory; of a block that several have each writes
+    a part.
 
     The call returns a `Saving` at once: the checkpoint has the values as they are now, whatever the next steps do to
     them. A step that replaces a tensor before it has been written takes a copy of it. `result()` waits for the end. At
@@ -101,7 +102,7 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
     place = SaveFolder(target, format == "safetensors" and safetensors_files.is_file(target))
     writings: list[Writing] = []
     first = threading.Lock()
-    """Whoever takes it has the rest to do: the thread or, where an interrupt comes before that runs, this one."""
+    """The one that takes it has the rest to do: the thread or, where an interrupt comes before that runs, this one."""
     try:
         with turns:  # a checkpoint is of one moment: no other thread's step comes between two of its tensors
             writer = _begin(state, place, format, writings)
@@ -126,8 +127,8 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
 
 
 def _begin(state: Any, place: SaveFolder, format: str, writings: list[Writing]) -> Any:
-    """Have the workers begin to write what they hold of a state now: gives what writes the rest. What is begun stands
-    in `place` and `writings` before it begins, for who called this to end it."""
+    """Have the workers begin to write their blocks of a state as of now: gives the function that writes the rest.
+    `place` and `writings` have each part before it begins, for the caller to end it."""
     contents = contents_of(state)
     if format == "safetensors" and contents.values:
         raise CheckpointError(
@@ -212,8 +213,8 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
 
 
 def _at_exit() -> None:
-    """Wait for what is being written, at the end of the program or of an actor's process, as long as bytes are written
-    or steps before it end. Before any handler of `atexit`: these may end the workers that write."""
+    """Wait for the saves under way, at the end of the program or of an actor's process, as long as bytes are written or
+    steps before it end. Before any handler of `atexit`: these may end the workers that write."""
     for thread, saving, writings in list(_under_way.values()):
         seconds = settings.exit_timeout
         before, until = None, 0.0
@@ -243,7 +244,7 @@ def _fail(saving: Saving, error: BaseException) -> None:
 
 
 def _wait(saving: Saving, writings: Sequence[Writing]) -> Mapping[tuple[str, int], list[str]]:
-    """Wait until all workers have written; gives the checksums of what they have."""
+    """Wait until all workers have written; gives the checksums of their parts."""
     pause = _LOOK_FIRST
     while True:
         found = [writing.poll() for writing in writings]

@@ -12,8 +12,8 @@ from monarch.stdlib.data.columns import Column, Columns, DataError, Ragged, join
 
 
 class _Memory:
-    """Memory of an owner that keeps it alive, for NumPy: as if it could be written, for else torch warns of it. What a
-    source lends is never written (see `stream`)."""
+    """Memory of an owner that keeps it alive, for NumPy: as if it could be written, for else torch warns of it. The
+    memory of a source is never written (see `stream`)."""
 
     def __init__(self, owner: object, address: int, shape: tuple[int, ...], typestr: str, strides: Any = None) -> None:
         self.owner = owner
@@ -28,8 +28,8 @@ class _Memory:
 
 def from_array(array: np.ndarray, own: bool = False) -> torch.Tensor:
     """An array's memory as a tensor: a view where it cannot be written or is the stream's `own`, and a copy where its
-    owner could change it meanwhile, or torch does not have its dtype or strides. Raises DataError for what is no
-    number."""
+    owner could change it meanwhile, or torch does not have its dtype or strides. Raises DataError for values that are
+    no numbers."""
     wider = {"u2": np.int32, "u4": np.int64}.get(array.dtype.str[1:])
     if array.dtype.str[1:] == "u8":
         if array.size and int(array.max()) >= 2**63:

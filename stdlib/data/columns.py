@@ -127,7 +127,7 @@ def _ragged(column: Column) -> Ragged | None:
 
 
 def kind(column: Column) -> str:
-    """What a column's rows are, for people."""
+    """The type of a column's rows, for people."""
     if isinstance(column, torch.Tensor):
         return f"{str(column.dtype).removeprefix('torch.')} of shape {list(column.shape[1:])}"
     if isinstance(column, Ragged):

@@ -12,7 +12,7 @@ import torch
 def corpus(limit: int = 8 << 20, folder: Path | None = None) -> torch.Tensor:
     """The `.py` files of Python's standard library (or of `folder`), one after the other, as u8[n] with n <= `limit`.
 
-    Files come in the order of their paths, so the same installation gives the same bytes; what others installed
+    Files come in the order of their paths, so the same installation gives the same bytes; installed packages
     (site-packages) and the library's own tests are left out. Raises FileNotFoundError where there is no such file.
     """
     folder = folder or Path(sysconfig.get_path("stdlib"))

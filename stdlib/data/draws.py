@@ -62,7 +62,7 @@ class Draws(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        # What PyTorch would wrap around it loads Dynamo: seconds at the first op, and half of each op's time.
+        # PyTorch's wrapper around it loads Dynamo: seconds at the first op, and half of each op's time.
         return False
 
     # As TorchDispatchMode's own, without its flags: they are one for all threads.

@@ -1,4 +1,4 @@
-"""Sources from what people have: Arrow, Parquet, Polars, DuckDB, Ibis, NumPy, PyTorch, Hugging Face, plain iterables.
+"""Sources from users' data: Arrow, Parquet, Polars, DuckDB, Ibis, NumPy, PyTorch, Hugging Face, plain iterables.
 
 An engine is recognised by its classes' names, so that none is imported that the program does not use.
 """
@@ -49,7 +49,7 @@ def query(sql: str, connection: Any = None) -> Query:
 
 
 def as_source(given: Any, columns: Sequence[str] | None) -> Source:
-    """The source that a user means. Raises DataError for what is none."""
+    """The source for a user's object. Raises DataError where there is none."""
     if isinstance(given, Source):
         return given
     for recognised, made in _KINDS:
@@ -113,7 +113,7 @@ def _arrow_table(given: Any, columns: Sequence[str] | None) -> Source:
 def _reader(
     name: str, opened: Callable[[], Any], columns: Sequence[str] | None, length: int | None = None, once: bool = False
 ) -> Source:
-    """What gives a pyarrow RecordBatchReader for each epoch."""
+    """Gives a pyarrow RecordBatchReader for each epoch."""
 
     return Sequential(name, lambda _, __: _parts_of_reader(opened(), columns), length, once)
 

@@ -87,7 +87,8 @@ class Order:
     epoch: int
     window: int
     drawn: int = 0
-    """What random numbers that rows are made with depend on: the seed, or without one what the stream has drawn."""
+    """The origin of random numbers that rows are made with: the seed, or without one the number that the stream has
+    drawn."""
 
     def draws(self, *position: int) -> Draws:
         """The random numbers of this epoch from a place on, for the thread in which this is entered."""

@@ -13,7 +13,7 @@ from monarch.stdlib.data.order import Order
 from monarch.stdlib.data.sources import TOKENS, Block, Cursor, Source
 
 IGNORED = -100
-"""The target of a token that has none: what `cross_entropy` ignores."""
+"""The target of a token that has none: `cross_entropy` ignores it."""
 
 
 class _Row:
@@ -145,9 +145,9 @@ def pack(
         stream(monarch.data.pack("train/*.parquet", 2048, column="tokens"), mesh, "[@data]", batch=16, shuffle=7)
 
     Its rows have four columns, all i64[length]: `tokens`; `targets`, the token that follows in the same document, and
-    -100 where none does; `documents`, the number of the token's document in the row, from 1, and 0 for what is filled
-    up; `positions`, the token's place in its document. With `split` documents go on in the next row; without it a
-    document that does not fit begins a new row, unless it is longer than a row. What is left of a row gets `pad`.
+    -100 where none does; `documents`, the number of the token's document in the row, from 1, and 0 for padding;
+    `positions`, the token's place in its document. With `split` documents go on in the next row; without it a document
+    that does not fit begins a new row, unless it is longer than a row. What is left of a row gets `pad`.
 
     `tokenize` makes lists of tokens of a list of what the column holds. A stream's seed orders the documents.
     `monarch.data.document_mask` makes an attention mask of `documents`. Rows fill up at the end of an epoch.

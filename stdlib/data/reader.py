@@ -1,4 +1,4 @@
-"""Batches that a thread makes ahead of who takes them, a bounded number of them."""
+"""Batches that a thread makes ahead of their reader, a bounded number of them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LAST_PATIENCE = 0.5  # and in which it may close what it has open at the end of
 class Reader(Generic[T]):
     """A thread that takes values of an iterator, at most `ahead` more than were asked for.
 
-    `first` raises what the iterator raised, at its place, and StopIteration at the end.
+    `first` raises the iterator's error, at its place, and StopIteration at the end.
     """
 
     def __init__(self, values: Iterator[T], ahead: int, doing: Callable[[], str]) -> None:
@@ -62,8 +62,8 @@ class Reader(Generic[T]):
             return not self._closed
 
     def first(self) -> T:
-        """The next value, which stays the next one until it is dropped: an interrupt of who asks loses none. Waits for
-        it. Raises what the iterator raised at its place, and StopIteration at the end."""
+        """The next value, which stays the next one until it is dropped: an interrupted call loses none. Waits for it.
+        Raises the iterator's error at its place, and StopIteration at the end."""
         if not self.ready:
             self._wait()
         if self.ready:
@@ -74,14 +74,15 @@ class Reader(Generic[T]):
         raise StopIteration
 
     def drop(self, value: T) -> None:
-        """The value is held elsewhere, and is not the next one any more. To drop it again changes nothing."""
+        """The caller has the value, and it is not the next one any more. To drop it again changes nothing."""
         with self.changed:
             if self.ready and self.ready[0] is value:
                 self.ready.popleft()
                 self.changed.notify_all()
 
     def _wait(self) -> None:
-        """Wait for a value or the end, and say who stalls after `settings.stall_warning`, and each time it doubles."""
+        """Wait for a value or the end, and report the stalled source after `settings.stall_warning`, and each time it
+        doubles."""
         start, said = time.monotonic(), settings.stall_warning
         while True:
             waited = time.monotonic() - start
@@ -98,7 +99,7 @@ class Reader(Generic[T]):
         return "its thread has ended" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
 
     def close(self) -> None:
-        """End the thread, once the source has given what it is reading. Idempotent."""
+        """End the thread, once the source has given the part that it is reading. Idempotent."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()

@@ -40,10 +40,10 @@ def _behind(start: int, rows: int) -> Cursor:
 
 
 class Source(ABC):
-    """What rows are read from."""
+    """The origin of rows."""
 
     name: str
-    """What it is, for people."""
+    """Its name, for people."""
     length: int | None = None
     """The number of rows of an epoch, where it is known."""
     repeats = True
@@ -56,7 +56,7 @@ class Source(ABC):
 
     @property
     def doing(self) -> str:
-        """What is being read now, for messages; empty while nothing is."""
+        """The part that is being read now, for messages; empty while nothing is."""
         return self._doing
 
     @abstractmethod
@@ -65,7 +65,7 @@ class Source(ABC):
 
     @contextmanager
     def reading(self, what: str) -> Iterator[None]:
-        """Say what is being read, also in the DataError of what goes wrong."""
+        """Name the part that is being read, also in the DataError of a failure."""
         self._doing = what
         try:
             yield
@@ -102,8 +102,8 @@ class Forward(Source):
 
     @abstractmethod
     def forward(self, order: Order, start: int, size: int) -> Generator[Columns]:
-        """Columns of rows from row `start` on. With a seed its groups are in another order at each epoch. Whoever takes
-        them waits for `size` rows. Raises DataError."""
+        """Columns of rows from row `start` on. With a seed its groups are in another order at each epoch. Their reader
+        waits for `size` rows. Raises DataError."""
 
     def read(self, order: Order, cursor: Cursor, size: int) -> Iterator[Block]:
         at = cursor[0]
@@ -127,7 +127,7 @@ class Forward(Source):
 
 
 def regrouped(parts: Iterable[Columns], size: int) -> Iterator[Columns]:
-    """The same rows in parts of `size`, the last one with what is left: views where a part lies in one of `parts`."""
+    """The same rows in parts of `size`, the last one with the rest: views where a part is in one of `parts`."""
     held: list[Columns] = []
     count = 0
     for columns in parts:
@@ -234,7 +234,7 @@ class Sequential(Forward):
 
 
 def parts_of_rows(rows: Iterable[Any], size: int, wanted: Sequence[str] | None = None) -> Iterator[Columns]:
-    """Rows that come one by one, in parts of columns. What was read before an error is given before it is raised."""
+    """Rows that come one by one, in parts of columns. Rows read before an error are given before it is raised."""
     held: list[Any] = []
     found = iter(rows)
     try:

@@ -65,7 +65,7 @@ class _Batch:
 
 def _batches(blocks: Iterator[Block], size: int | None, keep: bool) -> Iterator[tuple[Columns, Cursor]]:
     """The rows of blocks in batches of `size` (None: each block is one), and the cursor behind each: views where a
-    batch lies in one block. Without `keep` a last batch with fewer rows is dropped."""
+    batch is in one block. Without `keep` a last batch with fewer rows is dropped."""
     held: list[Columns] = []
     count, cursor = 0, (0, 0)
     for block in blocks:
@@ -234,7 +234,7 @@ class Stream:
     # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """End the thread that reads, and what the source has open. The stream can go on afterwards. Idempotent."""
+        """End the thread that reads, and close the source's files. The stream can go on afterwards. Idempotent."""
         if self._reader is not None:
             reader, self._reader = self._reader, None
             self._finalizer()  # closes it
@@ -262,7 +262,7 @@ class _Options:
 
 
 class _Maker:
-    """What the thread runs. It knows nothing of the stream, which can so be collected while the thread waits."""
+    """The thread's function. It knows nothing of the stream, which can so be collected while the thread waits."""
 
     def __init__(
         self,
@@ -282,7 +282,7 @@ class _Maker:
         self._placing = False
 
     def doing(self) -> str:
-        """What the thread does, for messages."""
+        """The thread's activity, for messages."""
         if self._placing:
             return "its rows wait for the workers to take those before them"
         return f"{self._source.name} is read" + (f" ({self._source.doing})" if self._source.doing else "")
@@ -368,7 +368,7 @@ class _Maker:
 
 
 def _made_of(name: Any, value: Any) -> Column:
-    """A column that a function of the user's gives. Raises DataError for what is none."""
+    """A column that a function of the user's gives. Raises DataError for any other result."""
     if isinstance(value, np.ndarray):
         return from_array(value, own=True)
     if isinstance(value, list) and value:
@@ -457,7 +457,7 @@ def stream(
 
     `shuffle`: a seed. The order of rows depends on it, the epoch and the position alone. Sources with random access
     are permuted as a whole. Others are permuted by groups (the row groups of Parquet files) where they have them, and
-    by rows within windows of `window` rows, which are held in memory.
+    by rows within windows of `window` rows, which are in memory.
 
     `epochs`: of one `for`; another `for` goes on with the next ones. None is without an end.
 

@@ -67,8 +67,8 @@ class Command(Actor):
 
     @concurrent_endpoint  # which is cancelled when the actor is stopped
     async def read(self, within: float) -> tuple[int, bytes] | int | None:
-        """What it has written next, and where to, None where that is nothing for so many seconds; at the end its
-        status, as a shell has it."""
+        """Its next output, and where to, None where it writes nothing for so many seconds; at the end its status, as a
+        shell has it."""
         with suppress(TimeoutError):
             return await asyncio.wait_for(self._said.get(), within)
         return None
@@ -105,8 +105,8 @@ def execute(
     env: Mapping[str, str] | None = None,
     folder: str | None = None,
 ) -> int:
-    """Run a command on hosts, and print what it writes as it comes: of one rank as it is, of several by line, each
-    behind its mesh and rank. Gives the largest status of all, 128 and the signal's number for one that was killed.
+    """Run a command on hosts, and print its output as it comes: of one rank as it is, of several by line, each behind
+    its mesh and rank. Gives the largest status of all, 128 and the signal's number for one that was killed.
 
     `per_host`  starts it so often on each host, as `HostMesh.spawn_procs` does
     `point`     runs it on these coordinates only
@@ -177,7 +177,7 @@ async def _start(label: str, rank: Command, command: Sequence[str]) -> None:
 
 
 async def _follow(rank: Command, prefix: str) -> int:
-    """Print what a command writes until it ends: as it is, or by line behind a prefix. Gives its status."""
+    """Print a command's output until it ends: as it is, or by line behind a prefix. Gives its status."""
     to = {1: sys.stdout.buffer, 2: sys.stderr.buffer}
     begun = {1: b"", 2: b""}
     while not isinstance(said := await rank.read.call_one(quiet_seconds()), int):

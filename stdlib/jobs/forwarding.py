@@ -52,7 +52,7 @@ class Connector(Actor):
 
     @concurrent_endpoint
     async def read(self, number: int) -> bytes | None:
-        """What comes next; b"" at the end, None where nothing has come for a while."""
+        """The next bytes; b"" at the end, None where nothing has come for a while."""
         with suppress(TimeoutError):
             return await asyncio.wait_for(self._open[number][0].read(_PIECE), quiet_seconds())
         return None
@@ -69,7 +69,7 @@ class Connector(Actor):
 
     @endpoint
     async def close(self, number: int, broken: bool) -> None:
-        """Connection `number` is over; if it is `broken`, whoever is connected here hears of that."""
+        """Connection `number` is over; if it is `broken`, the connection here is reset."""
         if number in self._open:
             _end(self._open.pop(number)[1], broken)
 
@@ -79,7 +79,7 @@ class Connector(Actor):
 
 
 class _Listener(Actor):
-    """Accepts connections on an address of its own host, and passes on what comes."""
+    """Accepts connections on an address of its own host, and passes their bytes on."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -223,7 +223,7 @@ def forward(host: HostMesh, port: int, *, local_port: int = 0) -> Iterator[int]:
 
 
 def _end(writer: asyncio.StreamWriter, broken: bool) -> None:
-    """Close a connection; one that is broken by a reset, so that nobody takes it for the end of what was sent."""
+    """Close a connection; one that is broken by a reset, so that its end is not taken for the end of the data."""
     if broken:
         with suppress(OSError):  # asyncio has closed it by itself: it was the other side that broke it
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

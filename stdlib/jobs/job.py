@@ -34,10 +34,10 @@ if TYPE_CHECKING:
     from typing import Self
 
 DEFAULT_JOB_PATH = ".monarch/job_state.pkl"
-"""Where `JobTrait.state` looks for a job, and keeps it, if it is told nothing else."""
+"""The default file in which `JobTrait.state` looks for a job, and keeps it."""
 
 _MORE_SECONDS = 2.0
-"""How long a host may take to say that what was killed there has ended."""
+"""How long a host may take to report that a killed process has ended."""
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class JobState:
 
 
 class JobTrait(ABC):
-    """Hosts that a program asks for, by the name of each mesh: what a scheduler's class is derived from.
+    """Hosts that a program asks for, by the name of each mesh: the base class of schedulers' jobs.
 
     A subclass has `_create` (ask the scheduler), `_state` (wait for the hosts, and attach them), `can_run` (whether
     this job, which a file remembered, has what another asks for, and still runs) and `_kill`. Its attributes are
@@ -93,7 +93,7 @@ class JobTrait(ABC):
         self._telemetry: TelemetryConfig | None = None
         """With what `state` is to start telemetry."""
         self._watched: tuple[str | None, QueryClient | None] = None, None
-        """What states have of telemetry since."""
+        """The telemetry that states have since."""
 
     def enable_telemetry(self, config: TelemetryConfig | None = None, **options: Any) -> Self:
         """Have the next `state` call `monarch.telemetry.start`, with `config` or `TelemetryConfig(**options)`. It is
@@ -126,7 +126,7 @@ class JobTrait(ABC):
         """The hosts, attached. Waits until they serve.
 
         Where the file `cached_path` remembers a job that can run this one, these are its hosts. Otherwise the job is
-        applied, and remembered there; what the file remembered before is killed. Raises MonarchError where the
+        applied, and remembered there; the job that the file remembered before is killed. Raises MonarchError where the
         scheduler refuses, hosts do not come, or the telemetry that `enable_telemetry` asked for cannot start.
         """
         if self._running is None and cached_path is not None:
@@ -177,7 +177,7 @@ class JobTrait(ABC):
         new.replace(path)
 
     def dumps(self) -> bytes:
-        """What `dump` writes."""
+        """The content of `dump`."""
         running = self._running or self
         running._dumped = True
         running._outlive()
@@ -209,7 +209,7 @@ class JobTrait(ABC):
 
     @abstractmethod
     def can_run(self, spec: JobTrait) -> bool:
-        """Whether the hosts of this job are there, and those that `spec` asks for."""
+        """Whether the hosts of this job run, and those that `spec` asks for."""
 
     @abstractmethod
     def _create(self, client_script: str | None) -> None:

@@ -24,7 +24,7 @@ from monarch.stdlib.jobs.arguments import meshes_of
 from monarch.stdlib.jobs.job import JobState, JobTrait
 
 COMMAND = "from monarch.compiler.cli.hosts import main; main()"
-"""What Python runs as `monarch`."""
+"""Arguments with which Python runs `monarch`."""
 _WATCH = """\
 import os, signal, threading
 
@@ -63,12 +63,12 @@ class LocalJob(JobTrait):
 
 
 class ProcessJob(JobTrait):
-    """Hosts on this machine, each a process, so many for each mesh: to try out what runs over several.
+    """Hosts on this machine, each a process, so many for each mesh: to try out programs over several.
 
         state = ProcessJob({"trainers": 2, "loaders": 1}).state()
         procs = state.trainers.spawn_procs(per_host={"gpus": 2})
 
-    They listen on loopback, and prove who they are with a token that is made for them. `env` is added to this
+    They listen on loopback, and prove their identity with a token that is made for them. `env` is added to this
     program's environment. Raises ValueError for a job without meshes, or a number of hosts that cannot be meant.
     """
 
@@ -77,7 +77,7 @@ class ProcessJob(JobTrait):
         self._meshes = meshes_of("ProcessJob", meshes)
         self._env = dict(env or {})
         self._folder = ""
-        """The token, and what the hosts print."""
+        """The token, and the files of the hosts' output."""
         self._started: list[tuple[int, str]] = []
         """The process id of each, and when it was started, by the kernel's count."""
         self._children: dict[int, subprocess.Popen[bytes]] = {}

@@ -4,8 +4,8 @@
                     resize.broadcast(...)  →  a pseudoterminal, behind which a shell runs
                     output … status        ←  read.call_one()
 
-All of it goes where calls of actors go, so only who has attached the host gets a shell there. What the shell writes is
-read there when it is asked for, so that no output piles up on the way.
+All of it goes the way of actors' calls, so only a program that has attached the host gets a shell there. What the shell
+writes is read there when it is asked for, so that no output piles up on the way.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from monarch.runtime.actors.meshes import HostMesh
 
 _CHUNK = 1 << 16
 _PASTED = 1 << 20
-"""How much of what is typed waits for a program there to read it; more is dropped."""
+"""How many typed bytes wait for a program there to read them; more are dropped."""
 _END_SECONDS = 2.0
 _END_OF_INPUT = b"\x04"
 _END_AGAIN_SECONDS = 0.1
 _NAMES = ("TERM", "COLORTERM", "LANG")
-"""What a terminal is, by these variables."""
+"""The terminal's kind and size, in these variables."""
 # An actor's process ignores ^C, which a program would inherit. A process without a terminal that leads its session gets
 # the first one that it opens.
 _SHELL = 'exec "${SHELL:-/bin/sh}" <"$0" >"$0" 2>&1'
@@ -82,8 +82,8 @@ class Terminal(Actor):
 
     @concurrent_endpoint  # which is cancelled when the actor is stopped
     async def read(self, within: float) -> bytes | int:
-        """What it has written next, b"" where that is nothing for so many seconds; after the last of it the shell's
-        status, as a shell has it."""
+        """Its next output, b"" where there is none for so many seconds; after the last of it the shell's status, as a
+        shell has it."""
         loop, news = asyncio.get_running_loop(), asyncio.Event()
         until = loop.time() + within
 
@@ -221,7 +221,7 @@ def _size() -> tuple[int, int]:
 
 @contextmanager
 def _typed(take: Callable[[bytes], object], over: Callable[[], object]) -> Iterator[None]:
-    """Within the block `take` gets what is typed here, key by key, by a thread, and `over` is called at its end."""
+    """Within the block `take` gets the keys typed here, one by one, from a thread, and `over` is called at its end."""
     keys = sys.stdin.fileno()
     ends, end = os.pipe()
 

@@ -105,7 +105,7 @@ class SlurmJob(JobTrait):
         return self._meshes, self._python, self._port, self._logs, self._options
 
     def script(self) -> str:
-        """The job's script, once it is applied: what `sbatch` gets on its standard input."""
+        """The job's script, once it is applied: the standard input of `sbatch`."""
         folder, python = shlex.quote(self._folder), shlex.quote(self._python)
         output = shlex.quote(f"{self._logs.replace('%', '%%')}/monarch-%j.out")
         monarch = f"{python} -c {shlex.quote(COMMAND)}"
@@ -215,7 +215,7 @@ class _Failed(MonarchError):
 
 
 def _slurm(*command: str, given: str | None = None) -> str:
-    """What a command of Slurm's prints. Raises MonarchError with what it said."""
+    """The output of a command of Slurm's. Raises MonarchError with its message."""
     try:
         done = subprocess.run(command, input=given, capture_output=True, text=True, check=False)
     except FileNotFoundError:

@@ -31,10 +31,10 @@ from monarch.stdlib.kernels.launch import Variant, ceil_div, launch, next_power_
 
 @dataclass(frozen=True)
 class Packed:
-    """Where sequences begin that lie one behind the other: int32 [sequences + 1], the last entry the number of tokens.
+    """The first tokens of sequences that are packed one behind the other: int32 [sequences + 1], the last entry the
+    number of tokens.
 
-    The longest lengths are given as numbers, for they decide how many programs run; larger than need be is right but
-    slow.
+    The longest lengths are numbers, for they decide how many programs run; larger than need be is right but slow.
     """
 
     query_starts: Tensor
@@ -45,7 +45,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Problem:
-    """The shapes of one attention, checked, with what all its kernels are told."""
+    """The shapes of one attention, checked, with the arguments that all its kernels share."""
 
     sequences: int
     query_length: int

@@ -49,8 +49,8 @@ def attention_backward(
     key_variant: Variant | None = None,
     query_variant: Variant | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`(dq, dk, dv)`, contiguous, like q, k and v; `out` and `lse` are the forward's, all else as it was given
-    there."""
+    """`(dq, dk, dv)`, contiguous, like q, k and v; `out` and `lse` are the forward's results, all other arguments its
+    own."""
     problem = attention_problem(q, k, v, causal=causal, window=window, scale=scale, packed=packed, tf32=tf32)
     check_alike(q=q, dout=dout, out=out)
     check_alike(lse_of_q=problem.rows(out), lse=lse)
@@ -84,12 +84,12 @@ def attention_backward(
 
 
 def key_variants(dim: int) -> tuple[Variant, ...]:
-    """Tiles of N keys that are held, by M queries. The first spills no registers on sm_90 (dim 256: 24 bytes)."""
+    """Tiles of N keys that stay, by M queries. The first spills no registers on sm_90 (dim 256: 24 bytes)."""
     return tiled(dim, [(64, 128, 8, 2), (64, 64, 4, 2)], [(64, 64, 8, 2), (32, 128, 8, 2)], [(16, 64, 8, 2)])
 
 
 def query_variants(dim: int) -> tuple[Variant, ...]:
-    """Tiles of M queries that are held, by N keys. The first spills no registers on sm_90."""
+    """Tiles of M queries that stay, by N keys. The first spills no registers on sm_90."""
     return tiled(dim, [(128, 64, 8, 2), (64, 64, 4, 2)], [(128, 64, 8, 2), (64, 64, 8, 2)], [(64, 32, 8, 2)])
 
 
@@ -201,7 +201,8 @@ def _walk_queries(
     DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     M: tl.constexpr, N: tl.constexpr,
 ):  # fmt: skip
-    """What the queries from `low` to `high`, of all heads of the group, add to the gradients of the keys and values.
+    """The summands of the queries from `low` to `high`, of all heads of the group, to the gradients of the keys and
+    values.
 
     One loop over heads and tiles: two, one inside the other, would take more registers than there are.
     """
@@ -282,7 +283,7 @@ def _walk_keys(
     DIM: tl.constexpr, D: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, PRECISION: tl.constexpr,
     N: tl.constexpr,
 ):  # fmt: skip
-    """What the keys from `low` to `high` add to the gradient of the queries."""
+    """The summands of the keys from `low` to `high` to the gradient of the queries."""
     for start in range(low, high, N):
         k = tile(K, start, stride_k, key_length, MASKED, N, DIM, D)
         scores = tl.dot(q, tl.trans(k), input_precision=PRECISION)

@@ -19,7 +19,7 @@ from monarch.stdlib.kernels.launch import Launch, Variant, recorded
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _REACHED = 0.35
-"""What part of a GPU's peak attention is assumed to reach, with operands read through pointers. Not measured."""
+"""The part of a GPU's peak that attention is assumed to reach, with operands read through pointers. Not measured."""
 
 
 def flash_attention(

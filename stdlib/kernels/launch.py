@@ -93,7 +93,7 @@ class Launch:
         return hashlib.sha256(repr(known).encode()).hexdigest()
 
     def compile_fixed(self, target: str, **options: Any) -> Compiled:
-        """The kernel for these arguments and no others, but for where tensors lie: it takes their addresses alone."""
+        """The kernel for these arguments and no others, but for tensors' addresses: it takes those alone."""
         tensors = self.tensors
         constexprs = {name: value for name, value in self.arguments.items() if name not in tensors}
         return self._compile(
@@ -157,7 +157,7 @@ def launch(kernel: triton.JITFunction, grid: tuple[int, ...], variant: Variant, 
 
 
 def recorded(fn: Callable[..., Result], *args: Any, **kwargs: Any) -> tuple[Result, list[Launch]]:
-    """What `fn` returns, with no kernel run, and the launches it would have made."""
+    """The result of `fn`, with no kernel run, and the launches that it would have made."""
     record: list[Launch] = []
     token = _RECORD.set(record)
     try:

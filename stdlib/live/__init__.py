@@ -1,4 +1,4 @@
-"""The live page: what a running program does, in a browser, a notebook and a terminal.
+"""The live page: a running program's activity, in a browser, a notebook and a terminal.
 
 watching    notes what happens while it is on; `snapshot()` and `stacks()`, which all three show
 listening   other processes of this user ask a program for these, by a socket

@@ -1,7 +1,8 @@
 """A program that is watched answers other processes of its user: `monarch dashboard` and `monarch top`.
 
 It listens on a socket named after its process, in a folder that nobody else may enter: `/run/user/UID/monarch`, or
-`monarch-UID` in the folder for temporary files where there is none. Who connects has to be the same user all the same.
+`monarch-UID` in the folder for temporary files where there is none. A process that connects has to be the same user's
+all the same.
 
     asks       snapshot | stacks, and a line's end
     answer     JSON, to the end
@@ -45,7 +46,7 @@ def folder() -> Path:
 
 
 def listen(answers: Answers) -> Path:
-    """Answer whoever asks, until the program ends; the socket's path. Raises MonarchError where that cannot be made."""
+    """Answer all that ask, until the program ends; the socket's path. Raises MonarchError where that cannot be made."""
     path = folder() / f"{os.getpid()}.sock"
     path.unlink(missing_ok=True)  # of a process that had this number
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -79,7 +80,7 @@ def _answer(connection: socket.socket, answers: Answers) -> None:
 
 
 def programs() -> list[int]:
-    """The processes of this user that answer, by number. What those left that were killed is removed."""
+    """The processes of this user that answer, by number. Files of killed processes are removed."""
     found = []
     for path in folder().glob("*.sock"):
         try:

@@ -52,15 +52,15 @@ def start() -> None:
 
 
 def dashboard(port: int = 0) -> Dashboard:
-    """A live page of this program: its meshes and what runs on them, memory, steps per second, what `monarch.log` is
-    given, queues, failures as they happen, stacks on request.
+    """A live page of this program: its meshes and their programs, memory, steps per second, values of `monarch.log`,
+    queues, failures as they happen, stacks on request.
 
         print(monarch.dashboard().url)      # in a notebook the value shows itself
 
-    The page only reads. It is served on this machine's loopback, for who has the address with its token: from
-    elsewhere by `ssh -L 8000:127.0.0.1:PORT`. The same page is made each time. From now on `monarch top` and
-    `monarch dashboard` find this program too; with the setting `live` they find it from the start. Raises MonarchError
-    where `port` is taken.
+    The page only reads. It is served on this machine's loopback, for users who have the address with its token: from
+    elsewhere by `ssh -L 8000:127.0.0.1:PORT`. The same page is made each time. From now on `monarch top` and `monarch
+    dashboard` find this program too; with the setting `live` they find it from the start. Raises MonarchError where
+    `port` is taken.
     """
     global _dashboard
     start()

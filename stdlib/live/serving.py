@@ -1,9 +1,9 @@
-"""The live page over HTTP: on loopback only, read only, for who has the token.
+"""The live page over HTTP: on loopback only, read only, for users who have the token.
 
-The token is in the address that is given to the user, as Jupyter has it; the page sends it with each request. A request
-whose Host is no name of this machine's loopback is refused, whatever it has: so another site's name that is made to
-lead here (DNS rebinding) reads nothing. The port may be another one in front of an SSH tunnel. The page loads nothing
-but itself and may talk to nobody but this server.
+The token is in the address that the user gets, as Jupyter has it; the page sends it with each request. A request whose
+Host is no name of this machine's loopback is refused, whatever it has: so another site's name that is made to lead here
+(DNS rebinding) reads nothing. The port may be another one in front of an SSH tunnel. The page loads nothing but itself
+and may talk to nobody but this server.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _SECONDS = 10.0
 
 @cache
 def _page() -> tuple[bytes, str]:
-    """The page, and the policy under which a browser runs it: only what stands in it."""
+    """The page, and the policy under which a browser runs it: only its own code and data."""
     text = PAGE.read_text()
 
     def allowed(tag: str) -> str:

@@ -1,4 +1,4 @@
-"""`monarch top`: what the live page shows, as text."""
+"""`monarch top`: the content of the live page, as text."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _text(value: object) -> Text:
 
 
 def _clean(text: str) -> str:
-    """Without what a terminal would take for a command."""
+    """Without bytes that a terminal would take for a command."""
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 

@@ -1,7 +1,6 @@
-"""What a program is doing: `snapshot()`, as plain data for JSON, and `stacks()`. Both read only.
+"""A program's activity: `snapshot()`, as plain data for JSON, and `stacks()`. Both read only.
 
-While the watch is on, a step costs it one event; everything else is looked up when somebody asks, without taking a
-mesh's lock.
+While the watch is on, a step costs it one event; everything else is looked up on request, without taking a mesh's lock.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _ENDED = 5
 
 
 class _Mesh:
-    """What is noted of a mesh of workers."""
+    """The notes about a mesh of workers."""
 
     def __init__(self, executor: Executor) -> None:
         self.executor = weakref.ref(executor)
@@ -129,7 +128,7 @@ class Watch:
         self._log.close()
 
     def snapshot(self) -> dict[str, Any]:
-        """What the program is doing now.
+        """The program's activity now.
 
         `program`    name, pid, host, seconds since the watch began, memory in bytes
         `meshes`     of workers: name, shape, running, program, steps, rate (a second), rates (the last seconds), queue
@@ -160,8 +159,8 @@ class Watch:
         }
 
     def stacks(self) -> dict[str, str]:
-        """Where everything is, by who it is: the program, the workers of its meshes, its processes of actors. Takes a
-        second or two where a process does not answer."""
+        """The stacks of all threads, by their process: the program, the workers of its meshes, its processes of actors.
+        Takes a second or two where a process does not answer."""
         found = {"program": own_stacks()}
         for executor in running():
             if isinstance(executor, MeshExecutor):

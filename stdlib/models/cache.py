@@ -35,7 +35,7 @@ class Cache:
         return self.layers[layer]
 
     def get_seq_length(self, layer: int = 0) -> int:
-        """What models of `transformers` ask, and do not need where they are given positions and a mask."""
+        """Questions of `transformers`' models, without use where they get positions and a mask."""
         return 0
 
     is_compileable = True

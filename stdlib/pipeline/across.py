@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from monarch.stdlib.pipeline.running import Pipeline
 
 Shared = dict[tuple[int, int], tuple[DistributedTensor, DistributedTensor]]
-"""Tensors that a stage reads and another has, with what stands for them there: by both their ids."""
+"""Tensors that a stage reads and another has, with their stand-ins there: by both their ids."""
 
 
 class Waiting(BaseException):
@@ -59,7 +59,7 @@ class Waiting(BaseException):
 
 
 class Together:
-    """What the microbatches of a step know of one another.
+    """The state that the microbatches of a step share.
 
     `barriers`  the calls on the whole batch, in order
     `shapes`    of the results of a call on the whole batch, by its number, for the first microbatch's rows; None where
@@ -81,7 +81,7 @@ class Across(TorchFunctionMode):
     """Brings operands to the stage that works on them, and says of each op to which stage and microbatch it belongs.
 
     A module's inputs come to its stage. Elsewhere an op runs where its operands are; those that are on several stages
-    come to the one whose module was run last, or to what it writes in place.
+    come to the one whose module was run last, or to the tensor that it writes in place.
     """
 
     def __init__(
@@ -107,13 +107,13 @@ class Across(TorchFunctionMode):
         self.rows: RowsOnTape | None = None
         """Of the first microbatch: where its rows are."""
         self._calls: list[tuple[Any, Any]] = []
-        """What the model has called, with what that gave."""
+        """The model's calls, with their results."""
         self._dims: dict[int, list[int | None]] = {}
-        """Which dims of what a call of each microbatch's own gave have the rows, by its number."""
+        """The dims with rows of the results of a microbatch's own calls, by their number."""
         self._next = -1
         """The number of the model's next call; -1 outside of it."""
         self._checked = 0
-        """So many ops of the tape are known not to write what the model keeps."""
+        """So many ops of the tape are known not to write the model's state."""
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -142,7 +142,7 @@ class Across(TorchFunctionMode):
         return output
 
     def again(self) -> Across:
-        """What brings operands to stages while gradients are computed: activation checkpoints run modules then."""
+        """Brings operands to stages while gradients are computed: activation checkpoints run modules then."""
         return Across(self.pipe, self.recording, 0, self.shared, None)
 
     def at(self, stage: int, *, by_rows: bool | None = None) -> None:
@@ -167,8 +167,8 @@ class Across(TorchFunctionMode):
             self._next = number
 
     def sums_up(self, given: Any, loss: Callable[[], torch.Tensor]) -> tuple[bool, torch.Tensor]:
-        """The first microbatch's loss, and whether by the rules those of all add up to that of the batch. `given` is
-        what it is computed from. One row cannot tell."""
+        """The first microbatch's loss, and whether by the rules those of all add up to that of the batch. `given` are
+        the values that it is computed from. One row does not show it."""
         if self.together is None or self.together.rows[0] == 1:
             return True, loss()
         assert self.counted is not None
@@ -281,7 +281,7 @@ class Across(TorchFunctionMode):
         return self._joined(Waiting(number, func, args, kwargs))
 
     def _rows_here(self) -> str:
-        """What a call of PyTorch's that fails for a microbatch may have fallen over."""
+        """The possible cause of a failure of PyTorch's call for a microbatch."""
         assert self.together is not None
         own, whole = self.together.rows[self.microbatch], sum(self.together.rows)
         return (
@@ -319,8 +319,8 @@ class Across(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def check_counts(self, given: Any, undone: Callable[[], AbstractContextManager[None]]) -> None:
-        """Raise ProgramError where the model, which takes this, has computed with the number of the first microbatch's
-        rows; warn where that cannot be told."""
+        """Raise ProgramError where the model, on these arguments, has computed with the number of the first
+        microbatch's rows; warn where that is not known."""
         assert self.together is not None
         found = counts_of(self.pipe.model, given, self.together.rows, undone, self._dims)
         numbered = isinstance(found, Counts) and self._same_counts(found)
@@ -330,8 +330,8 @@ class Across(TorchFunctionMode):
             warn_unseen(found)
 
     def _same_counts(self, counts: Counts) -> bool:
-        """Whether what the model has called was called apart too, and numbers rows as the batch does. Raises
-        ProgramError as `check_counts` does."""
+        """Whether the dry run made the model's call too, and its rows have the batch's numbers. Raises ProgramError as
+        `check_counts` does."""
         assert self.together is not None
         own, whole = self.together.rows[0], sum(self.together.rows)
         numbered = True
@@ -347,9 +347,7 @@ class Across(TorchFunctionMode):
             other, joint = counts.others.get(number), number in self.together.shapes
             if other is not None and (joint or not other.size):
                 raise counts_rows(call.name, other, own, whole)
-            first = (
-                joint and number in counts.sized and func is not torch.autograd.grad
-            )  # it has what the first one has
+            first = joint and number in counts.sized and func is not torch.autograd.grad  # it has the first one's
             if number in counts.numbered or first:
                 raise row_numbers(call.name, counts.numbered.get(number, counts.sized.get(number)))
             line = counts.sources.get(number)
@@ -367,7 +365,7 @@ class Across(TorchFunctionMode):
     # -- calls on the whole batch --------------------------------------------------------------------------------
 
     def _check_writes(self) -> None:
-        """Raise ProgramError where what was written since the last call changes what the model keeps."""
+        """Raise ProgramError where the ops since the last call change the model's state."""
         if self.together is None:
             return
         if (error := self.together.kept.check(self.recording, self._checked)) is not None:
@@ -424,7 +422,7 @@ class Across(TorchFunctionMode):
         return self._calls[-1][1]
 
     def merged(self, values: Sequence[Any]) -> Any:
-        """What the microbatches have at one place, as one value of the whole batch."""
+        """The microbatches' values at one place, as one value of the whole batch."""
         first = values[0]
         if not isinstance(first, DistributedTensor) or all(each is first for each in values):
             return first
@@ -492,7 +490,7 @@ class Across(TorchFunctionMode):
             self.rows.note_gradients(dict(values))
 
     def _mixed_by(self, result: Any) -> ProgramError | None:
-        """What is wrong with a call that gave this, if it mixes the rows of the first microbatch."""
+        """The error of a call with this result, if it mixes the rows of the first microbatch."""
         if self.rows is None:
             return None
         values = [self.recording.value_of(each._ref) for each in _tensors(result)]
@@ -514,8 +512,8 @@ def run_in_step(
     given: Sequence[tuple[Any, Any, Any]],
     took: Callable[[int, Any], None] = lambda k, output: None,
 ) -> list[Any]:
-    """The model's outputs for all microbatches, which `took` is given one after the other. Each is run as far as it
-    comes without the others, in turns."""
+    """The model's outputs for all microbatches, which `took` gets one after the other. Each is run as far as it comes
+    without the others, in turns."""
     outputs: list[Any] = [None] * len(runs)
     left = list(range(len(runs)))
     while left:

@@ -1,4 +1,4 @@
-"""What the modules of a model cost: the seconds of a step on an example, estimated from its ops."""
+"""The costs of a model's modules: the seconds of a step on an example, estimated from its ops."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _LOOKS_UP = (torch.ops.aten.embedding, torch.ops.aten.index_select, torch.ops.at
 
 @dataclass(frozen=True)
 class Ran:
-    """What ran on an example: the ids of modules in the order in which they were entered, and the estimated seconds of
-    the ops behind each until the next, forward and backward. Ops before all modules have the id 0."""
+    """A run on an example: the ids of modules in the order in which they were entered, and the estimated seconds of the
+    ops behind each until the next, forward and backward. Ops before all modules have the id 0."""
 
     entered: tuple[tuple[int, float], ...]
 

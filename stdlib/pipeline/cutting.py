@@ -11,7 +11,7 @@ from monarch.compiler.errors import ProgramError
 from monarch.language.source import user_source
 
 Cost = Callable[[Sequence[nn.Module]], list[float]]
-"""What each of some modules costs."""
+"""The cost of each of some modules."""
 
 
 class Stages:

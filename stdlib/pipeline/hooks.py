@@ -15,8 +15,8 @@ Hooks = OrderedDict[int, Callable[..., Any]]
 
 @contextmanager
 def once_a_step(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-    """Call hooks of gradients (`register_hook`, `register_post_accumulate_grad_hook`) behind what is run here, with all
-    that it has added, and not for each microbatch: one that clips would clip other numbers."""
+    """Call hooks of gradients (`register_hook`, `register_post_accumulate_grad_hook`) behind the block's ops, with all
+    gradients that these have added, and not for each microbatch: one that clips would clip other numbers."""
     waiting: list[tuple[nn.Parameter, torch.Tensor | None, Hooks, Hooks]] = []
     cleared: list[Hooks] = []
     hooks: list[Hooks] = []
@@ -47,7 +47,7 @@ def once_a_step(parameters: Iterable[nn.Parameter]) -> Iterator[None]:
 
 
 def _call(parameter: nn.Parameter, before: torch.Tensor | None, of_gradient: Hooks, behind: Hooks) -> None:
-    """Call a parameter's hooks for what was added to its gradient from `before`."""
+    """Call a parameter's hooks for the part of its gradient added since `before`."""
     found = parameter.grad
     if found is not None:
         for hook in of_gradient.values():

@@ -35,8 +35,9 @@ def within(tensor: Any) -> Any:
 def gradients_of_all(
     calls: Sequence[tuple[Any, Mapping[str, Any]]], has_rows: Callable[[Any], bool]
 ) -> list[tuple[Any, ...]]:
-    """What `torch.autograd.grad` gives each microbatch that calls it with these arguments: (outputs, inputs) and named
-    ones. `has_rows` says whether a tensor of the first microbatch has rows of its own; others are one for all."""
+    """The gradients that each microbatch gets that calls `torch.autograd.grad` with these arguments: (outputs, inputs)
+    and named ones. `has_rows` says whether a tensor of the first microbatch has rows of its own; others are one for
+    all."""
     (first_outputs, first_inputs), options = calls[0]
     rows = {id(each): has_rows(each) for each in (*several(first_outputs), *several(first_inputs))}
     outputs: list[Any] = []
@@ -66,8 +67,8 @@ def gradients_of_all(
 
 
 def one_by_one(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -> Any:
-    """What `torch.autograd.grad` gives with `is_grads_batched`, by a call for each gradient: of one it can be told
-    whether it mixes rows. `call` makes a call with the arguments that follow."""
+    """The results of `torch.autograd.grad` with `is_grads_batched`, by a call for each gradient: for a single one the
+    rules know whether it mixes rows. `call` makes a call with the arguments that follow."""
     by = kwargs.get("grad_outputs")
     given = () if by is None else several(by)
     sizes = {each.shape[0] if each.ndim else 0 for each in given if each is not None}
@@ -85,7 +86,7 @@ def one_by_one(call: Callable[..., Any], args: Any, kwargs: Mapping[str, Any]) -
 
 
 def check_inner(inputs: Any) -> ProgramError | None:
-    """What is wrong with a call of `torch.autograd.grad` whose rows have to be followed."""
+    """The error of a call of `torch.autograd.grad` whose rows have to be followed."""
     if all(isinstance(within(each), DistributedTensor) for each in several(inputs)):
         return None
     return ProgramError(

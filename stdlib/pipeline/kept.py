@@ -1,4 +1,4 @@
-"""What a model keeps from step to step: its parameters and buffers, which change once a step and not once a microbatch.
+"""A model's state: its parameters and buffers, which change once a step and not once a microbatch.
 
 A call that writes one is made once, for the whole batch. One that is assigned anew (`self.steps = self.steps + 1`) is
 assigned by each microbatch, which finds what the step began with; so are its modules' other attributes, lists and dicts
@@ -33,7 +33,7 @@ def writes(func: Any, kwargs: Any) -> bool:
 
 
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
-    """What a call writes, as far as its name and `out=` say."""
+    """The arguments that a call writes, as far as its name and `out=` show."""
     found: list[Any] = []
     for each in (*(args[:1] if writes(func, kwargs) else ()), kwargs.get("out")):
         found += each if isinstance(each, (list, tuple)) else [each]
@@ -71,7 +71,7 @@ class Kept:
         modules = dict(model.named_modules())
         left = {at: vars(modules[at[0]]).get(at[1]) for at in with_rows if at[0] in modules}
         self._left = {id(each._ref.cell): at for at, each in left.items() if isinstance(each, DistributedTensor)}
-        """By its cell, what the step before has left so."""
+        """By its cell, the values that the step before has left so."""
         self._of = [
             (f"{name}." if name else "", entries)
             for name, module in model.named_modules()
@@ -94,7 +94,7 @@ class Kept:
         )
 
     def check(self, recording: Recording, since: int) -> ProgramError | None:
-        """What is wrong with what is on the tape from there on, if it writes one of them."""
+        """The error of the tape's ops from there on, if they write one of them."""
         changed = [
             value
             for op in recording.tape.ops[since:]
@@ -116,7 +116,7 @@ class Kept:
         )
 
     def check_read(self, operands: Sequence[DistributedTensor]) -> ProgramError | None:
-        """What is wrong with a call's operands, if one has the rows of a microbatch of the step before."""
+        """The error of a call's operands, if one has the rows of a microbatch of the step before."""
         at = next((self._left[id(each._ref.cell)] for each in operands if id(each._ref.cell) in self._left), None)
         if at is None:
             return None
@@ -127,7 +127,7 @@ class Kept:
         )
 
     def begin(self) -> None:
-        """Before a microbatch: the model has what the step found."""
+        """Before a microbatch: the model has the state that the step began with."""
         self._put(self._before)
         self._put_own(self._own_before)
 
@@ -151,7 +151,7 @@ class Kept:
                     )
 
     def end(self) -> None:
-        """Behind the step: the model has what the first microbatch has assigned."""
+        """Behind the step: the model has the values that the first microbatch has assigned."""
         self._put(self._after)
         self._put_own(self._own_after)
 

@@ -35,11 +35,11 @@ _MOST = 2**24
 
 
 class _Run(Enum):
-    """What runs: the model, or a loss, and for what."""
+    """The code that runs: the model, or a loss, and its purpose."""
 
     MODEL = auto()
     COUNTING = auto()
-    """A loss, to find by what it divides."""
+    """A loss, to find its divisors."""
     MICROBATCH = auto()
     TRIAL = auto()
     """A loss, to see how it behaves, on plain numbers or without data."""
@@ -55,13 +55,13 @@ class Counted:
         self.rows = rows
         self.reduction = reduction
         self.found: list[torch.Tensor] = []
-        """What each such call of a loss divides by: over all microbatches."""
+        """The divisor of each such call of a loss: over all microbatches."""
         self._run = _Run.MODEL
         self._counts: list[torch.Tensor] = []
         self._microbatch = self._call = 0
 
     def count(self, loss: Loss, output: Any, targets: Sequence[Any]) -> None:
-        """Find out by what a step's losses divide, from each microbatch's targets: `output` is like the first's."""
+        """Find the divisors of a step's losses, from each microbatch's targets: `output` is like the first's."""
         with torch.random.fork_rng(devices=()), torch.no_grad(), self._running(_Run.COUNTING):
             for rows, target in zip(self.rows, targets, strict=True):
                 self._counts = []
@@ -102,9 +102,9 @@ class Counted:
         return self._running(_Run.BATCH)
 
     def mean(self, func: Any, args: Any, kwargs: Any) -> torch.Tensor | None:
-        """A call of `cross_entropy` or `nll_loss`: None for one that is no mean over targets that are classes. What the
-        step makes of it for all microbatches, by `reduction`, is the batch's mean. Raises ProgramError for one outside
-        of `loss_fn`, and with arguments that PyTorch has deprecated."""
+        """A call of `cross_entropy` or `nll_loss`: None for one that is no mean over targets that are classes. The
+        step's value of it for all microbatches, by `reduction`, is the batch's mean. Raises ProgramError for one
+        outside of `loss_fn`, and with arguments that PyTorch has deprecated."""
         if self._run is _Run.BATCH:
             return None
         bound = OF_CLASSES[func].bind(*args, **kwargs)
@@ -136,7 +136,7 @@ class Counted:
 
 
 def _counting(target: torch.Tensor, weight: torch.Tensor | None, ignored: int) -> torch.Tensor:
-    """By what a mean over these targets divides."""
+    """The divisor of a mean over these targets."""
     counts = target != ignored
     if weight is None:
         return counts.sum()
@@ -164,7 +164,7 @@ def adds_up(loss: Loss, counted: Counted, output: Any, target: Any, rows: Sequen
             warnings.simplefilter("ignore")
             tried, digits = _try(loss, output, target, given, rows)
     except _NOT_TRIED:
-        return None  # it reads what is on workers, or other numbers than these
+        return None  # it reads values on workers, or other numbers than these
     if tried is None:
         return None
     whole, *parts = tried

@@ -64,16 +64,16 @@ def pipeline(
             optimizer.step()
             return loss
 
-    `model` is a list of stages, each of which takes what the one before it gives, or one module. That is cut where
+    `model` is a list of stages, each of which takes the output of the one before it, or one module. That is cut where
     `split_at` says: each module named there, and what is behind it in `model.named_modules()`, is the next stage;
     without, between modules, so that stages have about as many parameters, or with an `example`, so that they take
     about as long: a batch as the model takes it (a tensor, a tuple of arguments or a dict of those with names), on
     which the model is run without data, and the time of its ops is estimated. `pipe.costs` has it by stage. `schedule`
     is "gpipe", "1f1b", "interleaved" (with `virtual` stages for each group of workers, 2 by default), or "zero-bubble"
-    (`monarch.stdlib.pipeline.order`).
-    `layouts` are those of `module_to_mesh`, on the mesh of a stage: `mesh.slice(pipe=0)`. Parameters that are on a mesh
-    already stay there. `mixes_rows` says that the model mixes the rows of a batch, and is to mix those of each
-    microbatch: then nothing is refused for that. In microbatches of one row it cannot be seen, and has to be said.
+    (`monarch.stdlib.pipeline.order`). `layouts` are those of `module_to_mesh`, on the mesh of a stage:
+    `mesh.slice(pipe=0)`. Parameters that are on a mesh already stay there. `mixes_rows` says that the model mixes the
+    rows of a batch, and is to mix those of each microbatch: then nothing is refused for that. In microbatches of one
+    row it cannot be seen, and has to be said.
 
     Raises LayoutError for an unknown mesh dim, ProgramError for a model that cannot be cut so, and ValueError for a
     schedule that does not fit.
@@ -172,7 +172,7 @@ class Pipeline(nn.Module):
         `cross_entropy` and `nll_loss` take their means over the targets that count, of the whole batch. Microbatches of
         a batch that they do not divide differ by one row, and count so. A call of the model that mixes rows, as batch
         normalisation does, is made once for the whole batch, where all microbatches have come to it; and so is a loss
-        that is neither a mean nor a sum over rows. `monarchc inspect` says what the waiting costs.
+        that is neither a mean nor a sum over rows. `monarchc inspect` shows the cost of the waiting.
 
         Raises ProgramError outside of a program, and for tensors that do not have the batch's rows; ValueError for
         another `reduction`.
@@ -220,7 +220,7 @@ class Pipeline(nn.Module):
         losses: list[torch.Tensor] = []  # of the microbatches, where they add up
 
         def took(k: int, output: Any) -> None:
-            """A microbatch's loss, while what the model keeps in attributes is this one's."""
+            """A microbatch's loss, while the model's attributes have this one's values."""
             if k:
                 losses.extend([loss_at(k, output)] if losses else [])
                 return
@@ -261,7 +261,7 @@ class Pipeline(nn.Module):
             else:
                 assert together is not None
                 outputs = outputs if len(outputs) == count else run_in_step(runs, given)
-                runs[0].run(*given[0][:2])  # again: what the model keeps is what was followed
+                runs[0].run(*given[0][:2])  # again: the model's state is the one that was followed
                 with self._at_end(runs[0]), belonging_to(None), counted.of_all():
                     columns = [pytree.tree_flatten(output) for output in outputs]
                     merged = [runs[0].merged(column) for column in zip(*(each for each, _ in columns), strict=True)]
@@ -296,7 +296,7 @@ class Pipeline(nn.Module):
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
         """Scale the gradients of all stages so that their norm, over all of them as one vector, is at most `max_norm`:
-        what `torch.nn.utils.clip_grad_norm_` does on one mesh. Gives the norm before, on the last stage's mesh."""
+        as `torch.nn.utils.clip_grad_norm_` does on one mesh. Gives the norm before, on the last stage's mesh."""
         found: dict[Mesh, list[tuple[int, Any]]] = {}
         for at, parameter in enumerate(self.parameters()):
             if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""Schedules of pipelines, as data: which group of workers does what, and when, on an abstract machine.
+"""Schedules of pipelines, as data: the actions of each group of workers, and their times, on an abstract machine.
 
 Each group has a fixed order of forward and backward passes; times follow from what each waits for. With stages that
 take equally long and transfers that take no time, the part of the time in which a group has nothing to do (the bubble)
@@ -62,9 +62,9 @@ def _order(schedule: str, group: int, groups: int, microbatches: int, virtual: i
 
 
 def _times(orders: list[list[Action]], groups: int, stages: int, split: bool) -> list[Entry]:
-    """When each group does what: each the next in its order, as soon as what it needs has ended. Where the gradients of
-    weights are apart (`split`), a group computes them while it waits, and before it holds more than `groups`
-    microbatches."""
+    """The actions of each group and their times: each the next in its order, as soon as its inputs are done. Where the
+    gradients of weights are apart (`split`), a group computes them while it waits, and before it holds more than
+    `groups` microbatches."""
     cost = {FORWARD: 1, BACKWARD: 1 if split else 2, WEIGHTS: 1}
     ends: dict[Action, int] = {}
     free, at, started, weighed = ([0] * groups for _ in range(4))

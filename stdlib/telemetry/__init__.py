@@ -1,1 +1,1 @@
-"""`monarch.telemetry`: what happens on all hosts, as tables that SQL reads, and for OpenTelemetry and Prometheus."""
+"""`monarch.telemetry`: the events of all hosts, as tables that SQL reads, and for OpenTelemetry and Prometheus."""

@@ -17,7 +17,7 @@ Tables = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 class Exporter(Protocol):
-    """Takes what is new, now and then."""
+    """Takes new rows, now and then."""
 
     def export(self, tables: Tables) -> None:
         """Take the rows. Raises OSError where they cannot be written."""

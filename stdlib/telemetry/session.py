@@ -77,7 +77,7 @@ def _number(value: object) -> bool:
 
 
 class _Session:
-    """What goes on while telemetry is on, beside the recording."""
+    """The services that run while telemetry is on, beside the recording."""
 
     def __init__(self, config: TelemetryConfig) -> None:
         exporters: list[Exporter] = []
@@ -96,7 +96,8 @@ class _Session:
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="monarch telemetry export", daemon=True)
         if exporters:
-            # Imports pandas. Were that done in the thread after Ctrl-C, Python would forget of what the program ended.
+            # Imports pandas. Were that done in the thread after Ctrl-C, Python would lose the interrupt that ended the
+            # program.
             arrow().array([0])
             self._thread.start()
 
@@ -162,8 +163,8 @@ def start(config: TelemetryConfig | None = None) -> None:
 
 
 def stop() -> None:
-    """Record nothing more, give the exporters what is left, and forget what is kept. Idempotent; the program's end does
-    the same."""
+    """Record nothing more, give the exporters the remaining rows, and drop all that are kept. Idempotent; the program's
+    end does the same."""
     global _session
     session, _session = _session, None
     if session is not None:
@@ -183,8 +184,8 @@ def query(sql: str) -> Any:
 
         monarch.telemetry.query("SELECT program, count(*), avg(call_us) FROM steps GROUP BY program")
 
-    The tables are listed in docs/guide/telemetry.md. What had happened before the call is in them; a host that does not
-    answer is left out. Raises MonarchError where telemetry is off, DuckDB is not installed, or the SQL is wrong.
+    The tables are listed in docs/guide/telemetry.md. They have all events before the call; a host that does not answer
+    is left out. Raises MonarchError where telemetry is off, DuckDB is not installed, or the SQL is wrong.
     """
     try:
         duckdb = load("duckdb")

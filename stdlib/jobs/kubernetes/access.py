@@ -25,15 +25,16 @@ if TYPE_CHECKING:
 
 IN_CLUSTER = "https://kubernetes.default.svc"
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""What Kubernetes mounts into a pod."""
+"""The files that Kubernetes mounts into a pod."""
 _PLUGIN_SECONDS = 60.0
 _UNKNOWN = ("proxy-url", "tls-server-name", "auth-provider", "as", "username")
-"""Entries of a kubeconfig that change where requests go or who asks, and are not understood here."""
+"""Entries of a kubeconfig that change the target or the identity of requests, and are not understood here."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """Where the API listens, and what a request needs. `context` is None for plain HTTP, `token` "" without one."""
+    """The address of the API, and the credentials of a request. `context` is None for plain HTTP, `token` "" without
+    one."""
 
     host: str
     port: int
@@ -58,7 +59,8 @@ class KubeConfig:
         return cls(Path(path).expanduser().absolute())
 
     def open(self) -> Access:
-        """What the file, or the pod's service account, says now. Raises MonarchError where it cannot be used."""
+        """The present content of the file, or of the pod's service account. Raises MonarchError where it cannot be
+        used."""
         return _from_pod() if self.local is None else _from_file(self.local)
 
 

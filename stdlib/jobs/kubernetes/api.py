@@ -118,6 +118,6 @@ def _refusal(what: str, code: int, said: bytes) -> MonarchError:
     try:
         status = json.loads(said)
         message, reason = status["message"], status.get("reason", "")
-    except (ValueError, KeyError, TypeError):  # a proxy before it answers with what it likes
+    except (ValueError, KeyError, TypeError):  # a proxy before it may answer with anything
         message, reason = said.decode(errors="replace").strip(), ""
     return MonarchError(f"{what}: {message} ({' '.join(filter(None, (str(code), reason)))})", hint=_HINTS.get(code, ""))

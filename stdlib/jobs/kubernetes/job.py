@@ -206,7 +206,7 @@ class KubernetesJob(JobTrait):
         return mesh.selector if mesh.template is None else f"{JOB}={self._name},{MESH}={mesh.name}"
 
     def _ranks(self, api: Api, mesh: MeshOfPods) -> dict[int, Object]:
-        """The pods of a mesh by rank, as far as they are there."""
+        """The pods of a mesh by rank, as far as they exist."""
         ranks = {}
         for each in api.find("pods", self._selector(mesh)):
             rank = each["metadata"].get("labels", {}).get(mesh.rank_label, "")
@@ -298,7 +298,7 @@ def _trouble(found: Object) -> str:
 
 
 def _waits(found: Object) -> str:
-    """What a pod waits for, as Kubernetes says it."""
+    """The reason for which a pod waits, in Kubernetes' words."""
     status = found.get("status") or {}
     for each in _containers(status):
         if waiting := (each.get("state") or {}).get("waiting"):

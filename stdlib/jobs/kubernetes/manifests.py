@@ -1,4 +1,4 @@
-"""What a job creates: for each host a Pod with a Secret of its own, for each mesh a Service that names the pods.
+"""The objects of a job: for each host a Pod with a Secret of its own, for each mesh a Service that names the pods.
 
 Service trainers      headless: the pod trainers-0 is trainers-0.trainers.NAMESPACE.svc
 Secret  trainers-0    the certificates of this host, and of no other
