@@ -29,7 +29,15 @@ from monarch.language.recorder.tasks import belonging_to, set_task
 from monarch.language.recorder.transfer import transfer
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
-from monarch.stdlib.pipeline.counting import Counts, Other, Unseen, counts_of, counts_rows, other_way, warn_unseen
+from monarch.stdlib.pipeline.counting import (
+    CallComparison,
+    CallDifference,
+    NotComparable,
+    compare_calls,
+    counts_rows,
+    other_way,
+    warn_not_comparable,
+)
 from monarch.stdlib.pipeline.dry_run import READS, examples
 from monarch.stdlib.pipeline.inner import (
     check_inner,
@@ -322,41 +330,44 @@ class Across(TorchFunctionMode):
         """Raise ProgramError where the model, on these arguments, has computed with the number of the first
         microbatch's rows; warn where that is not known."""
         assert self.together is not None
-        found = counts_of(self.pipe.model, given, self.together.rows, undone, self._dims)
-        numbered = isinstance(found, Counts) and self._same_counts(found)
+        numbered, unknown = False, None
+        try:
+            numbered = self._numbers_rows(compare_calls(self.pipe.model, given, self.together.rows, undone, self._dims))
+        except NotComparable as error:
+            unknown = error.why, error.source  # and not the error, which has the model's frames
         if not numbered and self.rows is not None and self.rows.by_number:
             raise self.rows.by_number[0]
-        if isinstance(found, Unseen):
-            warn_unseen(found)
+        if unknown is not None:
+            warn_not_comparable(*unknown)
 
-    def _same_counts(self, counts: Counts) -> bool:
+    def _numbers_rows(self, found: CallComparison) -> bool:
         """Whether the dry run made the model's call too, and its rows have the batch's numbers. Raises ProgramError as
         `check_counts` does."""
         assert self.together is not None
         own, whole = self.together.rows[0], sum(self.together.rows)
         numbered = True
         for number, (func, given) in enumerate(self._calls):
-            if counts.ends is not None and counts.ends[0] == number:
-                raise other_way(counts.ends[1], own, whole, counts.ends[2])
-            found = counts.of(number)
-            if found is None or found[0].func is not func:
+            if found.diverges is not None and found.diverges[0] == number:
+                raise other_way(found.diverges[1], own, whole, found.diverges[2])
+            dry = found.of(number)
+            if dry is None or dry[0].func is not func:
                 name = getattr(func, "__name__", "a function")
-                warn_unseen(Unseen(f"the program calls {name}, where it calls something else", None))
+                warn_not_comparable(f"the program calls {name}, where it calls something else", None)
                 return False
-            call, results = found
-            other, joint = counts.others.get(number), number in self.together.shapes
-            if other is not None and (joint or not other.size):
-                raise counts_rows(call.name, other, own, whole)
-            first = joint and number in counts.sized and func is not torch.autograd.grad  # it has the first one's
-            if number in counts.numbered or first:
-                raise row_numbers(call.name, counts.numbered.get(number, counts.sized.get(number)))
-            line = counts.sources.get(number)
+            call, results = dry
+            difference, joint = found.differences.get(number), number in self.together.shapes
+            if difference is not None and (joint or not difference.size):
+                raise counts_rows(call.name, difference, own, whole)
+            first = joint and number in found.sized and func is not torch.autograd.grad  # it has the first one's
+            if number in found.numbered or first:
+                raise row_numbers(call.name, found.numbered.get(number, found.sized.get(number)))
+            line = found.sources.get(number)
             of_each = zip(self._dims.get(number, ()), _tensors(given), call.results, results, strict=False)
             for dim, made, of_own, of_whole in of_each:
                 if dim is not None and dim not in _differing(of_own, of_whole):
                     raise _no_rows(call.name, of_own, of_whole, line)
                 if dim is not None and _differing(examples(made.shape), of_whole) not in ([], [dim]):
-                    several = Other(False, list(made.shape), list(of_whole), line, gives=True)
+                    several = CallDifference(False, list(made.shape), list(of_whole), line, gives=True)
                     raise counts_rows(call.name, several, own, whole)
             if call.name == "arange" and (sizes := results[0][0]) != call.results[0][0]:
                 numbered = numbered and sizes * own == call.results[0][0] * whole

@@ -1,10 +1,10 @@
-"""Whether a model's Python computes with the number of rows that it is given: `h.sum(0) / len(h)`, `if len(h) > 8`.
+"""Whether a model's Python computes with the number of its rows: `h.sum(0) / len(h)`, `if len(h) > 8`.
 
-In a microbatch that is another number than in the batch, and nothing in the program shows where it came from. So the
-model is run twice more, on the meta device: with the rows of the first microbatch, and with those of the batch. What it
-calls then differs in sizes (`x.view(len(x), -1)`), which is right; or in numbers, or in which functions it calls.
-A model that does not run without data is run with numbers that are made up, as far as it is small; where that fails
-too, a warning says so.
+This number differs between a microbatch and the batch, and nothing in the program shows where it came from. So the
+model is run twice more, on the meta device: with the rows of the first microbatch, and with those of the batch. Its
+calls may differ in sizes (`x.view(len(x), -1)`), which is right; in other numbers and in functions they may not.
+A model that does not run without data is run with made-up numbers, as far as it is small; where that fails too, a
+warning says so.
 """
 
 from __future__ import annotations
@@ -40,19 +40,19 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class TorchCall:
-    """One call that the model makes of a function of PyTorch's, and what it gives."""
+    """One call of the model of a function of PyTorch's, with the shapes of its results."""
 
     func: Any
     name: str
     numbers: tuple[tuple[bool, Any], ...]
-    """Arguments that are no tensors, each with whether it stands in a list, tuple or dict."""
+    """Arguments that are no tensors, each with whether it is in a list, tuple or dict."""
     results: Shapes
 
 
 @dataclass(frozen=True)
-class Other:
-    """A call that is another for the rows of the batch than for those of a microbatch: in `size` alone, or else in the
-    number `own` that is `whole` for the batch. With `gives` it gives these, and does not take them."""
+class CallDifference:
+    """A call that differs between a microbatch and the batch: in a `size` alone, or else in the number `own`, which is
+    `whole` for the batch. With `gives` it returns these, and does not take them."""
 
     size: bool
     own: Any
@@ -62,74 +62,90 @@ class Other:
 
 
 @dataclass
-class Counts:
-    """What a model calls for the rows of a microbatch, and how that differs for those of the batch.
+class CallComparison:
+    """The calls of a model for the rows of a microbatch, and how they differ for those of the batch.
 
-    `ends`  the number of the first call in whose place there is another function, its name, and its line
+    `results`      shapes of each call's results for the rows of the batch
+    `sources`      the lines of calls that take sizes, and of those with several results that differ
+    `differences`  the calls that differ, by number
+    `numbered`     the lines of calls that take rows with values in which a microbatch differs from its part of the
+                   batch: `ones(len(h)).cumsum(0)`
+    `sized`        the lines of calls that take rows with values of a size that follows from the number of rows
+    `diverges`     the number of the first call in whose place there is another function, its name, and its line
     """
 
-    calls: list[TorchCall] = field(default_factory=list)
+    calls: Sequence[TorchCall]
     results: list[Shapes] = field(default_factory=list)
-    """Shapes of what each call gives for the rows of the batch."""
     sources: dict[int, Source | None] = field(default_factory=dict)
-    """The lines of calls that take sizes, and of those that give several that differ."""
-    others: dict[int, Other] = field(default_factory=dict)
+    differences: dict[int, CallDifference] = field(default_factory=dict)
     numbered: dict[int, Source | None] = field(default_factory=dict)
-    """The lines of calls that take rows with what microbatches do not have as the batch: `ones(len(h)).cumsum(0)`."""
     sized: dict[int, Source | None] = field(default_factory=dict)
-    """The lines of calls that take rows with what has a size that follows from how many there are."""
-    ends: tuple[int, str, Source | None] | None = None
+    diverges: tuple[int, str, Source | None] | None = None
 
     def of(self, number: int) -> tuple[TorchCall, Shapes] | None:
-        """A call by its number, and the shapes of what it gives for the rows of the batch, if it comes there too."""
+        """A call by its number, and the shapes of its results for the rows of the batch, if the model makes it there
+        too."""
         return (self.calls[number], self.results[number]) if number < len(self.results) else None
 
-
-@dataclass(frozen=True)
-class Unseen:
-    """Why what a model calls could not be compared, and the line where that showed."""
-
-    why: str
-    source: Source | None
+    @property
+    def has_other_numbers(self) -> bool:
+        """Whether a call takes another number for the batch, which is no size."""
+        return any(not each.size for each in self.differences.values())
 
 
-class _Noting(DryRun):
-    """Notes what is called."""
+class NotComparable(Exception):
+    """The calls of a model could not be compared: why, and at which line."""
 
-    def __init__(self, device: str, counts: Counts, whole: bool) -> None:
+    def __init__(self, why: str, source: Source | None) -> None:
+        super().__init__(why)
+        self.why = why
+        self.source = source
+
+
+class _Recorder(DryRun):
+    """Records the calls of a run."""
+
+    def __init__(self, device: str) -> None:
         super().__init__(device)
-        self._counts = counts
-        self._whole = whole
+        self.calls: list[TorchCall] = []
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        numbers = tuple(_numbers(args, kwargs, name))
-        call = TorchCall(func, name, numbers, tuple(tuple(each.shape) for each in tensors_of(result)))
-        if self._whole:
-            self._compare(call)
-        else:
-            self._counts.calls.append(call)
+        shapes = tuple(tuple(each.shape) for each in tensors_of(result))
+        self.take(TorchCall(func, name, tuple(_numbers(args, kwargs, name)), shapes))
 
-    def _compare(self, call: TorchCall) -> None:
-        counts = self._counts
-        number = len(counts.results)
-        own = counts.calls[number] if number < len(counts.calls) else None
+    def take(self, call: TorchCall) -> None:
+        """Note the next call."""
+        self.calls.append(call)
+
+
+class _Comparer(_Recorder):
+    """Compares the calls of a run with those of one before. Raises Diverged at the first one of another function."""
+
+    def __init__(self, device: str, calls: Sequence[TorchCall]) -> None:
+        super().__init__(device)
+        self.found = CallComparison(calls)
+
+    def take(self, call: TorchCall) -> None:
+        found = self.found
+        number = len(found.results)
+        own = found.calls[number] if number < len(found.calls) else None
         if own is None or own.func is not call.func or len(own.numbers) != len(call.numbers):
-            counts.ends = number, call.name, user_source()
+            found.diverges = number, call.name, user_source()
             raise Diverged
-        counts.results.append(call.results)
+        found.results.append(call.results)
         several = (zip(a, b, strict=False) for a, b in zip(own.results, call.results, strict=False))
         if call.name in _BY_SIZE or any(sum(a != b for a, b in sizes) > 1 for sizes in several):
-            counts.sources[number] = user_source()
+            found.sources[number] = user_source()
         for (inner, mine), (_, theirs) in zip(own.numbers, call.numbers, strict=True):
             if type(mine) is not type(theirs) or (mine != theirs and not (mine != mine and theirs != theirs)):
                 size = type(mine) is int and call.name in _BY_SIZE and (inner or call.name not in _FILLED)
-                before = counts.others.get(number)
+                before = found.differences.get(number)
                 if before is None or before.size:
-                    counts.others[number] = Other(size, mine, theirs, user_source())
+                    found.differences[number] = CallDifference(size, mine, theirs, user_source())
 
 
 def _numbers(args: Any, kwargs: Any, name: str) -> Iterator[tuple[bool, Any]]:
-    """What a call is given besides tensors. A slice of all that there is has no end."""
+    """The arguments of a call besides tensors. A slice that goes to the end of its dim has no end."""
     stack: list[tuple[bool, Any, int | None]] = [(False, each, None) for each in (*args, *kwargs.values())]
     if name == "__getitem__" and isinstance(args[0], torch.Tensor):
         at = args[1] if isinstance(args[1], tuple) else (args[1],)
@@ -147,69 +163,78 @@ def _numbers(args: Any, kwargs: Any, name: str) -> Iterator[tuple[bool, Any]]:
             yield inner, value
 
 
-def counts_of(
+def compare_calls(
     run: Callable[..., Any],
     given: Any,
     rows: Sequence[int],
     undone: Callable[[], AbstractContextManager[None]],
     dims: Mapping[int, Sequence[int | None]] | None = None,
-) -> Counts | Unseen:
-    """What `run` calls for the rows of the first microbatch of what it is `given`, and how that differs for those of
-    the batch; `rows` are those of each microbatch. Without data, or where that fails, with numbers that are made up.
-    `undone` gives a context behind which Python is as before. `dims` are known ones that have rows, of what calls give:
-    then what follows from no row is computed."""
-    first = next((each.shape[0] for each in tensors_of(given) if each.ndim), 0)
-    rows = examples(rows)
-    own, whole = rows[0], sum(rows)
+) -> CallComparison:
+    """Compare the calls of `run` for the rows of the first microbatch of its arguments `given` with those for the rows
+    of the batch; `rows` are those of each microbatch. The runs have no data or, where that fails, made-up numbers.
 
-    def ran(count: int, device: str, mode: DryRun) -> Unseen | None:
+    `undone` gives a context behind which Python is as before. `dims` are the dims with rows of the calls' results, as
+    far as they are known: then values that follow from no row are computed and compared too. Raises NotComparable.
+    """
+    dry = _DryRuns(run, given, undone)
+    try:
+        return dry.compare("meta", examples(rows), dims)
+    except NotComparable:
+        return dry.compare("cpu", examples(rows), dims)
+
+
+class _DryRuns:
+    """Runs a function apart from the program, with some number of rows."""
+
+    def __init__(self, run: Callable[..., Any], given: Any, undone: Callable[[], AbstractContextManager[None]]) -> None:
+        self._run, self._given, self._undone = run, given, undone
+        self._rows = next((each.shape[0] for each in tensors_of(given) if each.ndim), 0)
+
+    def compare(
+        self, device: str, rows: Sequence[int], dims: Mapping[int, Sequence[int | None]] | None
+    ) -> CallComparison:
+        own, whole = rows[0], sum(rows)
+        recorder = _Recorder(device)
+        self._under(recorder, own, device)
+        found = self._compared(recorder.calls, whole, device)
+        if dims is not None and (results := _results(found, dims)) is not None:
+            values = Computing(device, results), Computing(device, results)
+            for mode, count in zip(values, (own, whole), strict=True):
+                self._under(mode, count, device)
+            _note_rowless(found, *values, rows)
+        if found.diverges or found.has_other_numbers:
+            again = self._compared(recorder.calls, own, device)
+            if again.diverges or again.differences:
+                raise NotComparable("what it calls differs from one run to the next", None)
+        return found
+
+    def _compared(self, calls: Sequence[TorchCall], rows: int, device: str) -> CallComparison:
+        comparer = _Comparer(device, calls)
+        self._under(comparer, rows, device)
+        found, number = comparer.found, len(comparer.found.results)
+        if found.diverges is None and number < len(calls):  # it has made fewer calls
+            found.diverges = number, calls[number].name, None
+        return found
+
+    def _under(self, mode: DryRun, rows: int, device: str) -> None:
+        """Run the function for so many rows, as far as `mode` goes along."""
         try:
-            with undone(), outside_programs(without_data=True), torch.random.fork_rng(devices=()), torch.device(device):
-                args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, count, first, device), given)
-                with warnings.catch_warnings(), mode:
+            with self._undone(), outside_programs(without_data=True), torch.random.fork_rng(devices=()):
+                with torch.device(device), warnings.catch_warnings():
+                    args, kwargs = pytree.tree_map(lambda leaf: _like(leaf, rows, self._rows, device), self._given)
                     warnings.simplefilter("ignore")
-                    run(*args, **kwargs)
+                    with mode:
+                        self._run(*args, **kwargs)
         except Diverged:
             pass
         except Exception as error:  # any code of the user's, which need not run apart from the program
-            return Unseen(f"{type(error).__name__}: {error}", raised_at(error))
-        return None
-
-    def compared(device: str) -> Counts | Unseen:
-        calls = Counts()
-        counts, again = Counts(calls.calls), Counts(calls.calls)
-        for count, each, is_whole in ((own, calls, False), (whole, counts, True)):
-            if (failed := ran(count, device, _Noting(device, each, is_whole))) is not None:
-                return failed
-        _end(counts)
-        if dims is not None and (results := _results(counts, dims)) is not None:
-            computing = Computing(device, results), Computing(device, results)
-            for count, mode in zip((own, whole), computing, strict=True):
-                if (failed := ran(count, device, mode)) is not None:
-                    return failed
-            _note_fresh(counts, *computing, rows)
-        if counts.ends or any(not each.size for each in counts.others.values()):
-            failed = ran(own, device, _Noting(device, again, True))
-            _end(again)
-            if failed is not None or again.ends or again.others:
-                return failed or Unseen("what it calls differs from one run to the next", None)
-        return counts
-
-    found = compared("meta")
-    return found if isinstance(found, Counts) else compared("cpu")
+            raise NotComparable(f"{type(error).__name__}: {error}", raised_at(error)) from None
 
 
-def _end(counts: Counts) -> None:
-    """Note that the model has called less than it did before, if it has."""
-    number = len(counts.results)
-    if counts.ends is None and number < len(counts.calls):
-        counts.ends = number, counts.calls[number].name, None
-
-
-def _results(counts: Counts, dims: Mapping[int, Sequence[int | None]]) -> list[list[Result]] | None:
-    """What is known of the results of each call; None where all that differ have rows."""
-    found: list[list[Result]] = []
-    for number, (call, whole) in enumerate(zip(counts.calls, counts.results, strict=False)):
+def _results(found: CallComparison, dims: Mapping[int, Sequence[int | None]]) -> list[list[Result]] | None:
+    """The known facts about the results of each call; None where all that differ have rows."""
+    known_results: list[list[Result]] = []
+    for number, (call, whole) in enumerate(zip(found.calls, found.results, strict=False)):
         differ = [a != b for a, b in zip(call.results, whole, strict=False)]
         known = dims.get(number)
         if len(differ) != len(call.results) or len(whole) != len(differ):
@@ -217,39 +242,41 @@ def _results(counts: Counts, dims: Mapping[int, Sequence[int | None]]) -> list[l
         if known is not None and len(known) != len(differ):
             known = [None] * len(differ)  # of tensors that are on no mesh
         rows = differ if known is None else [dim is not None for dim in known]
-        found.append([Result(*each) for each in zip(rows, differ, strict=True)])
-    return found if any(each.differs and not each.rows for results in found for each in results) else None
+        known_results.append([Result(*each) for each in zip(rows, differ, strict=True)])
+    rowless = any(each.differs and not each.rows for results in known_results for each in results)
+    return known_results if rowless else None
 
 
-def _note_fresh(counts: Counts, own: Computing, whole: Computing, rows: Sequence[int]) -> None:
-    """Note calls that give another value for so many rows, or take one that microbatches do not have as the batch."""
-    counts.sized.update(whole.sized)
+def _note_rowless(found: CallComparison, own: Computing, whole: Computing, rows: Sequence[int]) -> None:
+    """Note calls whose results that follow from no row differ, and calls that take rows with values in which a
+    microbatch differs from its part of the batch."""
+    found.sized.update(whole.sized)
     for number, (name, values, source) in whole.lost.items():
         mine = own.lost.get(number, (name, [None] * len(values), source))[1]
         if not same(mine, values):
-            counts.others.setdefault(number, Other(False, "one value", "another", source, gives=True))
+            found.differences.setdefault(number, CallDifference(False, "one value", "another", source, gives=True))
     for number, (_, values, source) in whole.met.items():
         if number in own.met and not same_by_rows(own.met[number][1], values, rows):
-            counts.numbered[number] = source
+            found.numbered[number] = source
 
 
 def _like(leaf: Any, rows: int, given: int, device: str) -> Any:
-    """A tensor to run with, with so many rows where it has those that are given."""
+    """A tensor like an argument, with `rows` rows where it has the `given` ones."""
     if not isinstance(leaf, torch.Tensor):
         return examples([leaf])[0]
     shape = (rows, *leaf.shape[1:]) if leaf.ndim and leaf.shape[0] == given else tuple(leaf.shape)
     return made_up(examples(shape), leaf.dtype, device).requires_grad_(leaf.requires_grad)
 
 
-def counts_rows(name: str, other: Other, own: int, whole: int) -> ProgramError:
-    """The error of a call that takes a number of rows, or what follows from one."""
-    verb = "gives" if other.gives else "takes"
+def counts_rows(name: str, found: CallDifference, own: int, whole: int) -> ProgramError:
+    """The error of a call that takes a number of rows, or a number that follows from one."""
+    verb = "gives" if found.gives else "takes"
     return ProgramError(
-        f"{name} {verb} {other.own} for the {own} rows of a microbatch, and {other.whole} for the {whole} of the batch",
+        f"{name} {verb} {found.own} for the {own} rows of a microbatch, and {found.whole} for the {whole} of the batch",
         hint="a number that follows from how many rows there are is another in each microbatch. Call what counts them "
         f"itself,\nsuch as h.mean(0) for h.sum(0) / len(h); give the number as an argument, pipe.step(x, {whole}, …); "
         "or say\npipeline(…, mixes_rows=True), where each microbatch counts its own.",
-        source=other.source,
+        source=found.source,
     )
 
 
@@ -265,12 +292,12 @@ def other_way(name: str, own: int, whole: int, source: Source | None) -> Program
     )
 
 
-def warn_unseen(unseen: Unseen) -> None:
-    """Say that a model could not be compared: a UserWarning, once for each line."""
-    at = unseen.source or user_source()
+def warn_not_comparable(why: str, source: Source | None) -> None:
+    """Warn that the calls of a model could not be compared: a UserWarning, once for each line."""
+    at = source or user_source()
     file, line = (at.own.file, at.own.line) if at is not None else ("a pipeline", 0)
     warnings.warn_explicit(
-        f"whether the model computes with how many rows it is given could not be seen: {unseen.why}.\n"
+        f"whether the model computes with how many rows it is given could not be seen: {why}.\n"
         "  It was run apart from the mesh, without data and with numbers that are made up. A number such as len(h) "
         "would be that\n  of a microbatch, without an error. Where it computes each row from itself alone, and with "
         "no such number, say\n  pipeline(…, mixes_rows=True), with which nothing is looked for.",

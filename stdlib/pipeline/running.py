@@ -30,7 +30,7 @@ from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
 from monarch.stdlib.pipeline.across import Across, Shared, Together, Waiting, rows_of, run_in_step
 from monarch.stdlib.pipeline.costs import run_on
-from monarch.stdlib.pipeline.counting import Unseen, counts_of
+from monarch.stdlib.pipeline.counting import NotComparable, compare_calls
 from monarch.stdlib.pipeline.cutting import Stages, balanced
 from monarch.stdlib.pipeline.dry_run import examples
 from monarch.stdlib.pipeline.hooks import once_a_step
@@ -286,12 +286,14 @@ class Pipeline(nn.Module):
         computes with other numbers so that those of microbatches do not add up: `.sum() / len(y)` does."""
         if self.mixes_rows or recording.repeatable is None:
             return False
-        with counted.trying():
-            counts = counts_of(loss, (given, {}), counted.rows, recording.repeatable.undone)
-        if isinstance(counts, Unseen):
+        try:
+            with counted.trying():
+                found = compare_calls(loss, (given, {}), counted.rows, recording.repeatable.undone)
+        except NotComparable:
             return False
-        numbers = any(not each.size for each in counts.others.values())
-        return counts.ends is not None or (numbers and not adds_up(loss, counted, *given, rows=counted.rows))
+        if found.diverges is not None:
+            return True
+        return found.has_other_numbers and not adds_up(loss, counted, *given, rows=counted.rows)
 
     @torch.no_grad()
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
