@@ -188,6 +188,7 @@ def module_to_mesh(
     if isinstance(layouts, str):
         layouts = _preset(layouts, module, mesh)
     names = _names(module)
+    chosen: Chosen
     if layouts is None:
         chosen = {
             name: ("", _fully_sharded(tensor, mesh))

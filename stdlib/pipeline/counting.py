@@ -22,7 +22,7 @@ from monarch.compiler.errors import ProgramError, Source
 from monarch.language.recorder.recording import outside_programs
 from monarch.language.source import raised_at, user_source
 from monarch.stdlib.pipeline.dry_run import Diverged, DryRun, examples, made_up, tensors_of
-from monarch.stdlib.pipeline.rowless import Computing, Result, same, same_by_rows
+from monarch.stdlib.pipeline.rowless import Result, RowlessValues, same, same_by_rows
 
 _BY_SIZE = frozenset(
     (
@@ -198,7 +198,7 @@ class _DryRuns:
         self._under(recorder, own, device)
         found = self._compared(recorder.calls, whole, device)
         if dims is not None and (results := _results(found, dims)) is not None:
-            values = Computing(device, results), Computing(device, results)
+            values = RowlessValues(device, results), RowlessValues(device, results)
             for mode, count in zip(values, (own, whole), strict=True):
                 self._under(mode, count, device)
             _note_rowless(found, *values, rows)
@@ -247,7 +247,7 @@ def _results(found: CallComparison, dims: Mapping[int, Sequence[int | None]]) ->
     return known_results if rowless else None
 
 
-def _note_rowless(found: CallComparison, own: Computing, whole: Computing, rows: Sequence[int]) -> None:
+def _note_rowless(found: CallComparison, own: RowlessValues, whole: RowlessValues, rows: Sequence[int]) -> None:
     """Note calls whose results that follow from no row differ, and calls that take rows with values in which a
     microbatch differs from its part of the batch."""
     found.sized.update(whole.sized)

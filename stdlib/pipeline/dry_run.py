@@ -1,4 +1,4 @@
-"""A model's calls, run apart from the program: on tensors without data, or with numbers that are made up."""
+"""A model's calls, run apart from the program: on tensors without data, or with made-up numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NO_CALLS = (torch._C._set_grad_enabled, torch.device)
 
 
 READS = frozenset(("numel", "item", "__bool__", "__int__", "__float__", "__index__"))
-"""Functions that give Python a number. What a mesh's tensors ask to give one is not what others do."""
+"""Functions that give Python a number. A mesh's tensors call others for it than plain tensors do."""
 
 
 class Diverged(Exception):
@@ -29,19 +29,19 @@ class Diverged(Exception):
 
 
 class TooLarge(Exception):
-    """What a model computes is too large to be tried out on numbers."""
+    """A model is too large for a dry run on numbers."""
 
 
 class DryRun(TorchFunctionMode):
-    """Runs what is called on a device that is no mesh, and tells `called` of each call."""
+    """Runs PyTorch's functions on a device that is no mesh, and calls `called` for each."""
 
     def __init__(self, device: str) -> None:
-        """`device` is "meta", or "cpu": there what is on a mesh has numbers that are made up."""
+        """`device` is "meta", or "cpu": there tensors of a mesh have made-up numbers."""
         super().__init__()
         self._device = device
         self._left = MOST
         self._known: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """What stands for tensors with data, by their ids."""
+        """The stand-ins of tensors with data, by their ids."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._standing, (args, kwargs or {}))
@@ -57,11 +57,11 @@ class DryRun(TorchFunctionMode):
         return result
 
     def called(self, func: Any, name: str, args: Any, kwargs: Any, result: Any) -> None:
-        """What the model has called."""
+        """The model has called `func`, with this result."""
         raise NotImplementedError
 
     def read(self, func: Any, args: Any, result: Any) -> None:
-        """An attribute of a tensor that the model has read, such as `x.T`."""
+        """The model has read an attribute of a tensor, such as `x.T`."""
 
     def _standing(self, tensor: torch.Tensor) -> torch.Tensor:
         if tensor.is_meta or (self._device == "cpu" and not isinstance(tensor, DistributedTensor)):
@@ -80,8 +80,8 @@ class DryRun(TorchFunctionMode):
 
 
 def examples(shape: Sequence[Any]) -> tuple[int, ...]:
-    """The sizes of a shape, and of named ones those that are traced for: nothing is decided on them. What runs apart
-    goes the way that the program goes, and that is decided where it is traced."""
+    """The sizes of a shape, for named ones the example's, without a decision on them: a dry run takes the way of the
+    program, and its trace decides on that."""
     return tuple([size.node.hint if isinstance(size, torch.SymInt) else size for size in shape])
 
 

@@ -1,8 +1,8 @@
-"""What a model computes from how many rows there are, and from no row: `torch.ones(len(h)).sum()`.
+"""Values that a model computes from the number of rows and from no row: `torch.ones(len(h)).sum()`.
 
-A tensor of so many entries is right, as `torch.ones(len(h), 1)` is; what is computed from it need not be. So it is
-computed, on numbers, for the rows of a microbatch and for those of the batch: what has no such dim any more has to be
-the same for both, and what meets rows has to have, in the batch, what each microbatch has for its own.
+A tensor with so many entries is right, as `torch.ones(len(h), 1)` is; values computed from it need not be. So they are
+computed, on numbers, for the rows of a microbatch and for those of the batch. A value without such a dim has to be the
+same for both. A value that an op takes with rows has to have, in the batch, each microbatch's entries for its rows.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from monarch.language.source import user_source
 from monarch.stdlib.pipeline.dry_run import MOST, Diverged, DryRun, made_up, tensors_of
 
 Values = list[torch.Tensor | None]
-"""Numbers of tensors; None where they are drawn, too many, or not to be had."""
+"""Numbers of tensors; None for random ones, for too many, and where computing them fails."""
 
 
 @dataclass(frozen=True)
 class Result:
-    """Of a tensor that a call gives: whether it has rows, and whether it has other sizes for those of the batch."""
+    """A result of a call: whether it has rows, and whether its sizes differ for those of the batch."""
 
     rows: bool
     differs: bool
 
 
 @dataclass
-class _Fresh:
-    """A value that follows from no row. `counted` says that a size of it follows from how many there are."""
+class _Rowless:
+    """A value that follows from no row. `counted` says that a size of it follows from their number."""
 
     number: torch.Tensor | None
     counted: bool
 
 
-class Computing(DryRun):
-    """Computes, beside what the model calls, what follows from no row."""
+class RowlessValues(DryRun):
+    """Computes, beside the model's calls, the values that follow from no row."""
 
     def __init__(self, device: str, results: Sequence[Sequence[Result]]) -> None:
         """`results` are those of each call."""
         super().__init__(device)
         self._results = results
         self._next = 0
-        self._fresh: Any = WeakIdKeyDictionary()
+        self._rowless: Any = WeakIdKeyDictionary()
         self._rows: Any = WeakIdKeyDictionary()
         self._copies: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
-        """Of numbers, by their ids and how often they were written: the model may write them later."""
+        """Copies of numbers, by their ids and versions: the model may write to them later."""
         self.lost: dict[int, tuple[str, Values, Source | None]] = {}
-        """Calls whose results have no such size any more: what they give."""
+        """Calls that take values of such a size and whose results have none: these results."""
         self.met: dict[int, tuple[str, Values, Source | None]] = {}
-        """Calls that take rows with values of such a size: these."""
+        """Calls that take rows with values of such a size: these values."""
         self.sized: dict[int, Source | None] = {}
         """All of these calls, with those that take rows by their numbers."""
 
@@ -63,40 +63,40 @@ class Computing(DryRun):
         if number >= len(self._results):
             raise Diverged
         given, made, known = tensors_of((args, kwargs)), tensors_of(result), self._results[number]
-        fresh = [self._fresh[each] for each in given if each in self._fresh]
-        counted = [each for each in fresh if each.counted]
+        rowless = [self._rowless[each] for each in given if each in self._rowless]
+        counted = [each for each in rowless if each.counted]
         if any(each.rows for each in known):
             if counted:
                 self.sized[number] = user_source()
-            if counted and name != "__getitem__":  # which rows it takes by their numbers the compiler follows
+            if counted and name != "__getitem__":  # the compiler follows rows that are taken by number
                 self.met[number] = name, [self._copy(each.number) for each in counted], user_source()
             for each in made:
-                self._fresh.pop(each, None)
+                self._rowless.pop(each, None)
                 self._rows[each] = True
         elif name == "__setitem__" and any(each in self._rows for each in given):
-            self._fresh.pop(given[0], None)  # rows from here on
+            self._rowless.pop(given[0], None)  # rows from here on
             self._rows[given[0]] = True
-        elif counted or any(each.differs for each in known) or len(fresh) == len(given):
+        elif counted or any(each.differs for each in known) or len(rowless) == len(given):
             values = self._computed(func, name, args, kwargs, made)
             if counted and made and not all(each.differs for each in known):
                 kept = [self._copy(value) for value, each in zip(values, known, strict=True) if not each.differs]
                 self.lost[number] = name, kept, user_source()
             for each, value, of in zip(made, values, known, strict=True):
-                self._fresh[each] = _Fresh(value, of.differs)
+                self._rowless[each] = _Rowless(value, of.differs)
 
     def read(self, func: Any, args: Any, result: Any) -> None:
         of = args[0] if args else None
         if isinstance(of, torch.Tensor) and isinstance(result, torch.Tensor):
             if of in self._rows:
                 self._rows[result] = True
-            elif of in self._fresh:
+            elif of in self._rowless:
                 (value,) = self._computed(func, "", args, {}, [result])
-                self._fresh[result] = _Fresh(value, self._fresh[of].counted)
+                self._rowless[result] = _Rowless(value, self._rowless[of].counted)
 
     def _computed(self, func: Any, name: str, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) -> Values:
-        """The numbers of what a call has made: what it is given has its own, or some that are made up."""
+        """The numbers of a call's results: its arguments have their own, or made-up ones."""
         given = tensors_of((args, kwargs))
-        unknown = any(each in self._fresh and self._fresh[each].number is None for each in given)
+        unknown = any(each in self._rowless and self._rowless[each].number is None for each in given)
         if unknown or any(each.numel() > MOST for each in (*given, *made)):
             return [None] * len(made)
         before = torch.get_rng_state()
@@ -114,7 +114,7 @@ class Computing(DryRun):
 
     def _number(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return self._fresh[leaf].number if leaf in self._fresh else made_up(tuple(leaf.shape), leaf.dtype)
+            return self._rowless[leaf].number if leaf in self._rowless else made_up(tuple(leaf.shape), leaf.dtype)
         return "cpu" if isinstance(leaf, (str, torch.device)) and str(leaf) == "meta" else leaf
 
     def _copy(self, number: torch.Tensor | None) -> torch.Tensor | None:
@@ -127,13 +127,12 @@ class Computing(DryRun):
 
 
 def same(own: Values, whole: Values) -> bool:
-    """Whether what is computed for the rows of a microbatch is what is computed for those of the batch."""
+    """Whether the values for the rows of a microbatch equal those for the rows of the batch."""
     return all(a is not None and b is not None and _close(a, b) for a, b in zip(own, whole, strict=True))
 
 
 def same_by_rows(own: Values, whole: Values, rows: Sequence[int]) -> bool:
-    """Whether each microbatch, of so many `rows`, has for its own rows what the batch has for them; yes for what is
-    not known."""
+    """Whether each microbatch, of so many `rows`, has the batch's values for its rows; yes for unknown values."""
     pairs = zip(own, whole, strict=True)
     return all(a is None or b is None or _close_by_rows(a, b, rows) for a, b in pairs)
 
