@@ -2,7 +2,7 @@
 
 # These add to the recorder's table of ops that are not recorded as they are, to PyTorch's optimizers, torch.compile and
 # the full state of torch.distributed.checkpoint.
-from monarch.language.optimizers import averaging, scaling  # noqa: F401  isort: skip
+from monarch.language.optimizers import averaging, scaling, schedules  # noqa: F401  isort: skip
 from monarch.language.recorder import branchless, composites, determinants, foreach, forms  # noqa: F401  isort: skip
 from monarch.language.recorder import higher_order, questions, random, recurrent  # noqa: F401  isort: skip
 from monarch.language.programs import dynamo, swapped  # noqa: F401  isort: skip

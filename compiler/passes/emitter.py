@@ -126,7 +126,7 @@ class Emitter:
             return self.value(expr.args[0])
         type_ = TensorType(torch.float64, ())
         args = [self.number(arg) for arg in expr.args]
-        if expr.op in ("neg", "abs", "sqrt"):
+        if expr.op in ("neg", "abs", "sqrt", "cos"):
             return self.call(getattr(aten, expr.op).default, *args, type=type_)
         left, right = args
         if expr.op == "pow":

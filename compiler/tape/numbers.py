@@ -56,7 +56,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "pow": operator.pow,
     "neg": operator.neg,
     "abs": abs,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "float": float,
     "sqrt": math.sqrt,
+    "cos": math.cos,
     "eq": operator.eq,
     "ne": operator.ne,
     "lt": operator.lt,
@@ -64,7 +68,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "gt": operator.gt,
     "ge": operator.ge,
 }
-"""What an Expr's op computes. Comparisons are only evaluated (as guards), never put on a graph."""
+"""What an Expr's op computes. Comparisons, and what is computed of whole numbers, are only evaluated, never put on a
+graph."""
 
 
 def evaluate(expr: Expr | float, scalars: Mapping[str, float]) -> Any:

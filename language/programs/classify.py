@@ -36,6 +36,7 @@ from monarch.language.programs.kinds import (
     Tensor,
     Variable,
 )
+from monarch.language.recorder.scalar_int import ScalarInt
 
 MOST_ENTRIES = 10_000
 """A container with more entries is not looked through."""
@@ -168,7 +169,7 @@ def _hides(kind: Any) -> bool:
 
 _Entry = collections.namedtuple("_Entry", "value")
 _CONSTANT_TYPES: tuple[type, ...] = (
-    *(torch.SymInt, torch.SymFloat, torch.SymBool, types.MethodWrapperType, types.WrapperDescriptorType),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool, ScalarInt, types.MethodWrapperType, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.GenericAlias, types.UnionType),
     type(_Entry.value),

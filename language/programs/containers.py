@@ -57,6 +57,10 @@ class Sequence(Held):
         return list(range(len(values))), values
 
     @classmethod
+    def put(cls, holder: Any, key: Any, value: Any) -> None:
+        list.__setitem__(holder, key, value)
+
+    @classmethod
     def fill(cls, holder: Any, keys: list[Any], values: list[Any]) -> None:
         kind = _base(cls, holder)
         if kind is tuple:

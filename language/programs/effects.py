@@ -24,6 +24,7 @@ from monarch.language.programs.held import MISSING, PLAIN, Attributes, Contents,
 from monarch.language.programs.nodes import Spot
 from monarch.language.programs.passed import Passed
 from monarch.language.recorder.recording import Recording
+from monarch.language.recorder.scalar_int import NUMBERS, ScalarInt
 from monarch.language.source import user_source
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended
@@ -33,7 +34,7 @@ _ENTRIES = (containers.Mapping, containers.Sequence, containers.Members, contain
 
 
 def _is_symbol(value: Any) -> bool:
-    return isinstance(value, (DistributedTensor, torch.SymFloat))
+    return isinstance(value, (DistributedTensor, *NUMBERS))
 
 
 Make = Callable[[Outcome], Any]
@@ -199,7 +200,7 @@ class Effects:
         """Whether Python holds a tensor or container behind the call, or what a tensor is a view of: its result is
         that very object, or another view, and no copy."""
         number = self._symbols.get(id(value))
-        if number is not None or isinstance(value, torch.SymFloat):
+        if number is not None or isinstance(value, NUMBERS):
             return number is not None and isinstance(self._arguments[number], DistributedTensor)
         if isinstance(value, DistributedTensor) and id(value) not in self._memo:
             ref = value._ref
@@ -247,8 +248,8 @@ class Effects:
             return lambda outcome: value
         if isinstance(value, (torch.SymInt, torch.SymBool)):
             raise Specialise("it leaves a named size in Python")
-        if isinstance(value, torch.SymFloat):
-            expr = value.node.expr
+        if isinstance(value, NUMBERS):
+            expr = value.expr if isinstance(value, ScalarInt) else value.node.expr
             return lambda outcome: evaluate(expr, outcome.scalars)
         number = self._symbols.get(id(value))
         if number is not None:
@@ -350,7 +351,7 @@ class Effects:
                     held.holder.clear()
                 held.fill(held.holder, keys, concrete)
             return
-        if isinstance(held, containers.Mapping) and any(isinstance(key, torch.SymFloat) for key in keys):
+        if isinstance(held, containers.Mapping) and any(isinstance(key, NUMBERS) for key in keys):
             held.fill(held.holder, *([self._concrete(each, returned) for each in both] for both in now))
             return
         for key, value in zip(keys, values, strict=True):
@@ -368,6 +369,8 @@ class Effects:
 
     def _make_concrete(self, value: Any, returned: bool) -> Any:
         number = self._symbols.get(id(value))
+        if isinstance(value, ScalarInt):
+            return value.hint
         if isinstance(value, torch.SymFloat):
             if value.node.hint is None:
                 raise branch_error(user_source())

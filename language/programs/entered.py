@@ -31,6 +31,7 @@ from monarch.language.programs.reads import FORWARDS, Asked, Reads, asked
 from monarch.language.programs.settings import COLLECTOR, SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.scalar import Scalar
+from monarch.language.recorder.scalar_int import ScalarInt
 from monarch.language.source import belongs_to_user, is_users_file
 
 _UNKNOWN_MODULES = frozenset(
@@ -244,15 +245,17 @@ def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
 class Entered:
     """The functions that a trace has entered so far."""
 
-    def __init__(self, snapshot: Snapshot, scalars: bool, named: bool = False) -> None:
-        """`scalars` says whether arguments are floats that the trace has symbols for, and `named` whether sizes are."""
+    def __init__(self, snapshot: Snapshot, scalars: bool, named: bool = False, numbers: bool = False) -> None:
+        """`scalars` says whether arguments are floats that the trace has symbols for, `named` whether sizes are, and
+        `numbers` whether numbers that it reads in Python are."""
         self.snapshot = snapshot
         self.asks_type = False
-        """Whether the code may have asked for the type of such a float."""
+        """Whether the code may have asked for the type of such a number, or given one to what takes only Python's."""
         self.handled: str | None = None
         """An error of code that takes no symbols, which the program may have handled."""
-        self._scalars = scalars
-        self._symbolic = scalars or named
+        self._scalars = scalars or numbers
+        self._symbolic = scalars or named or numbers
+        self._numbers = numbers
         self._asking: dict[int, dict[int, str]] = {}
         """The lines of the code entered that ask for types, by the code's id."""
         self.codes: list[CodeType] = []
@@ -316,10 +319,10 @@ class Entered:
             return self._with(local) if self._symbolic and local is not None else local
         if asks is not None:
             return self._at_line
-        if not self._symbolic or not belongs_to_user(code):
+        if not self._symbolic or not (self._numbers or belongs_to_user(code)):
             return None
         frame.f_trace_lines = False
-        return self._at_error
+        return self._at_error if belongs_to_user(code) else self._at_librarys_error
 
     def _at_end(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "return":
@@ -328,7 +331,7 @@ class Entered:
 
     def _at_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = self._asking[id(frame.f_code)].get(frame.f_lineno) if event == "line" else None
-        if name is not None and (not name or type(frame.f_locals.get(name)) is Scalar):
+        if name is not None and (not name or type(frame.f_locals.get(name)) in (Scalar, ScalarInt)):
             self.asks_type = True
         self._at_error(frame, event, argument)
         return self._at_line
@@ -338,6 +341,12 @@ class Entered:
             self.asks_type = self.asks_type or self._scalars
             self.handled = str(argument[1])
         return self._at_error
+
+    def _at_librarys_error(self, frame: FrameType, event: str, argument: Any) -> Any:
+        """Note an error of a library that takes no ScalarInt, and may handle it."""
+        if event == "exception" and ScalarInt.__name__ in str(argument[1]):
+            self.asks_type = True
+        return self._at_librarys_error
 
     def _with(self, local: Any) -> Any:
         """What a debugger wants to be told in a frame, and what we do."""

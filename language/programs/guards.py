@@ -12,10 +12,10 @@ from __future__ import annotations
 import collections
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -89,8 +89,15 @@ def _weakly(value: Any) -> Any:
         return value
 
 
-def _floats(value: Any) -> bool:
-    return type(value) is float or (type(value) in (tuple, list) and all(type(entry) is float for entry in value))
+class Seen(NamedTuple):
+    """What stands at a place now; without a position, an object that has another shape than it had."""
+
+    path: Path
+    node: Node
+    position: int | None
+    holder: Any
+    value: Any
+    is_expected: bool
 
 
 class Guards:
@@ -101,15 +108,15 @@ class Guards:
         snapshot: Snapshot,
         entered: Entered,
         roots: list[tuple[Path, Any]],
-        free: set[tuple[int, Any]],
+        free: Mapping[tuple[int, Any], Callable[[Any], bool]],
         moving: set[Path],
         written: set[tuple[int, Any]],
         states: set[int],
     ) -> None:
-        """`roots` are the function and the arguments that are looked into (as ("argument", number)); `free` are the
-        entries, by their dict's id and key, that a program reads at each call; `moving` the places where tensors were
-        seen to change; `written` the entries that the trace gave another tensor; `states` the cells, by id, that the
-        graph reads."""
+        """`roots` are the function and the arguments that are looked into (as ("argument", number)); `free` has the
+        entries, by their object's id and key, that a program reads at each call, and what each has to be; `moving` the
+        places where tensors were seen to change; `written` the entries that the trace gave another tensor; `states` the
+        cells, by id, that the graph reads."""
         self._snapshot = snapshot
         self._states = states
         self._written = written
@@ -255,15 +262,15 @@ class Guards:
 
     def _expect(self, node: Node, spot: Spot, held: Held, key: Any, value: Any, queue: list[Any]) -> None:
         position = spot[1]
-        path = (*node.path, node.keys[position])
+        path, free = (*node.path, node.keys[position]), self._free.get((id(held.holder), key))
         if type(value) in PLAIN:
             node.plain[position] = value
-            if (id(held.holder), key) in self._free:
-                node.special[position] = _floats
+            if free is not None:
+                node.special[position] = free
             return
         first = self.spot_of.setdefault(id(value), spot)
-        if (id(held.holder), key) in self._free:
-            node.special[position] = _floats
+        if free is not None:
+            node.special[position] = free
             return
         inner = self._snapshot.held.get(id(value))
         kind = kind_of(value)
@@ -452,29 +459,24 @@ class Guards:
         self._is_long = is_long and not is_native
         self._fast = self.written(is_native)
 
-    def moved(self, arguments: list[Any]) -> tuple[list[Path], Path | None]:
-        """The places at which there is another tensor now, and the first other place that is not as expected."""
+    def places(self, arguments: list[Any]) -> Iterator[Seen]:
+        """All places as they are now, but those within objects that have another shape, which stand for them."""
         live: Live = {}
-        found: list[Path] = []
-        other: Path | None = None
         for number, node in enumerate(self.nodes):
             if node.parent is not None and node.parent not in live:  # within what has another shape now
                 continue
-            values = node.read_now(node.holder(live, arguments))
+            holder = node.holder(live, arguments)
+            values = node.read_now(holder)
             if values is None:
-                other = other or node.path
+                yield Seen(node.path, node, None, holder, None, False)
                 continue
-            position = node.mismatch(values)
-            while position is not None:
-                path = (*node.path, node.keys[position])
-                if type(values[position]) is DistributedTensor:
-                    found.append(path)
-                else:
-                    other = other or path
-                position = node.mismatch(values, position + 1)
+            other = node.mismatch(values)
             for position, value in enumerate(values):
+                path = (*node.path, node.keys[position])
+                yield Seen(path, node, position, holder, value, position != other)
+                if position == other:
+                    other = node.mismatch(values, position + 1)
                 live[number, position] = value
-        return found, other
 
 
 def _same_type(kind: type) -> Callable[[Any], bool]:

@@ -28,6 +28,7 @@ from monarch.language.programs.handlers import HandlersLater
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
+from monarch.language.programs.numbers import Place, moved
 from monarch.language.programs.redundancy import keep_copies
 from monarch.language.programs.signature import no_function, parameters, signature, written
 from monarch.language.programs.trace import Attempt, Trace, trace
@@ -223,21 +224,30 @@ class Program(Generic[P, R]):
         leaves, memory = call.leaves, self._memory
         place: Path | None = None
         stuck: Path | None = None
+        numbers: list[Place] = []
         if entry.variants:
             last = entry.variants[0]
-            moved, place = last.guards.moved(leaves)
-            stuck = next((path for path in moved if path in entry.moving), None)
+            if entry.latest is not None and not entry.latest.replayed:
+                entry.numbers.learn(entry.latest.trace.pinned)
+            tensors, numbers, place = moved(last.guards, leaves, entry.numbers)
+            stuck = next((path for path in tensors if path in entry.moving), None)
             for variant in entry.variants[1:]:  # the last call had other places, perhaps
-                moved += variant.guards.moved(leaves)[0]
-            entry.moving.update(moved)
-            for length in range(len(place or ())):
-                if (hyperparameter := last.trace.fixed.get((place or ())[: length + 1])) is not None:
-                    memory.varying.add(hyperparameter)
+                others = moved(variant.guards, leaves, entry.numbers)
+                tensors += others.tensors
+                numbers += others.numbers
+            entry.moving.update(tensors)
+            for path in (place or (), *(number.path for number in numbers)):
+                for length in range(len(path)):
+                    if (hyperparameter := last.trace.fixed.get(path[: length + 1])) is not None:
+                        memory.varying.add(hyperparameter)
+                        place = place or path
+                        numbers = [number for number in numbers if number.path != path]
+            entry.numbers.moving.update(number.path for number in numbers)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
         attempt, as_given = Attempt(), entry.written
         try:
             with full_collections_later():
-                found, compiled = self._traced(entry, call, attempt)
+                found, compiled = self._traced(entry, call, numbers, attempt)
                 if compiled in entry.compiled:
                     entry.compiled.remove(compiled)
                 entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
@@ -255,8 +265,11 @@ class Program(Generic[P, R]):
         if entry.written and entry.written is not as_given:
             return self._trace_and_run(entry, call, handlers)
         memory.others.update(found.meshes.values())
+        if not attempt.takes_numbers:
+            entry.numbers.give_up(number.path for number in numbers)
+            place = place or numbers[0].path
         if found.cannot is None:
-            variant = Variant(compiled, found)
+            entry.latest = variant = Variant(compiled, found)
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             if compiled.template is not None:
                 memory.families.keep(call.family, variant)
@@ -276,23 +289,27 @@ class Program(Generic[P, R]):
         found.release()
         return result
 
-    def _traced(self, entry: Entry, call: ProgramCall, attempt: Attempt) -> tuple[Trace, Compiled]:
+    def _traced(
+        self, entry: Entry, call: ProgramCall, numbers: list[Place], attempt: Attempt
+    ) -> tuple[Trace, Compiled]:
         """A trace and its plan: for all values of the named sizes where the call has a family and that can be."""
         symbols = None if call.family is None else symbols_for(call.values)
         failed: Exception | None = None
         if symbols is not None:
             try:
-                return self._traced_once(entry, call, symbols, attempt)
+                return self._traced_once(entry, call, numbers, symbols, attempt)
             except Exception as error:  # whatever it is: without names either it is the user's to see, or there is none
                 attempt.take_back()
                 failed = error
-        found = self._traced_once(entry, call, None, attempt)
+        found = self._traced_once(entry, call, numbers, None, attempt)
         if failed is not None:
             self._memory.specialised.why(self._name, failed)
         return found
 
-    def _traced_once(self, entry: Entry, call: ProgramCall, symbols: Any, attempt: Attempt) -> tuple[Trace, Compiled]:
-        found = self._trace(call, entry.moving, symbols, attempt)
+    def _traced_once(
+        self, entry: Entry, call: ProgramCall, numbers: list[Place], symbols: Any, attempt: Attempt
+    ) -> tuple[Trace, Compiled]:
+        found = self._trace(call, entry.moving, numbers, symbols, attempt)
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
         if compiled is None and symbols is not None:
             compiled = self._memory.families.compiled(call, found)
@@ -406,7 +423,7 @@ class Program(Generic[P, R]):
         attempt = Attempt()
         with HandlersLater():
             try:
-                found = self._trace(call, set(), symbols, attempt)
+                found = self._trace(call, set(), [], symbols, attempt)
                 graph = found.graph
                 found.release()
                 return graph
@@ -422,11 +439,13 @@ class Program(Generic[P, R]):
 
     # -- tracing -------------------------------------------------------------------------------------------------
 
-    def _trace(self, call: ProgramCall, moving: set[Path], symbols: Any, attempt: Attempt) -> Trace:
+    def _trace(
+        self, call: ProgramCall, moving: set[Path], numbers: list[Place], symbols: Any, attempt: Attempt
+    ) -> Trace:
         environment = find_environment(call.function)
         self._memory.resolved = mesh = self._find_mesh(call.leaves, environment)
         with mesh.spending("trace", self._name):
-            return trace(call, mesh, environment, self._memory.varying, moving, symbols, attempt)
+            return trace(call, mesh, environment, self._memory.varying, moving, numbers, symbols, attempt)
 
     def _find_mesh(self, leaves: list[Any], environment: Environment) -> Mesh:
         if self._mesh is not None:

@@ -118,5 +118,5 @@ class Repeatable:
 
     def proves(self) -> bool:
         """Whether guards can follow all that the program has read so far."""
-        guards = Guards(self._snapshot, self._entered, self._roots, set(), set(), set(), set())
+        guards = Guards(self._snapshot, self._entered, self._roots, {}, set(), set(), set())
         return guards.unproven is None

@@ -21,6 +21,7 @@ from monarch.language.programs.effects import Alias, Effects
 from monarch.language.programs.kinds import Tensor
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.scalar import ScalarNode
+from monarch.language.recorder.scalar_int import NUMBERS, ScalarInt
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.tensor import DistributedTensor
 
@@ -79,6 +80,8 @@ def result_of(
                 strides.append(_strides(leaf))
         elif isinstance(leaf, torch.SymFloat) and isinstance(leaf.node, ScalarNode):
             found.append(leaf.node.expr)
+        elif isinstance(leaf, ScalarInt):
+            found.append(leaf.expr)
         elif isinstance(leaf, torch.SymInt):
             found.append(recording.symbols.size(leaf))
         elif isinstance(leaf, (torch.SymFloat, torch.SymBool)):
@@ -198,4 +201,4 @@ def _strides(tensor: torch.Tensor) -> tuple[int, ...] | None:
 
 def _has_number_keys(value: Any) -> bool:
     """Whether a dict has keys that stand for numbers of the call."""
-    return isinstance(value, dict) and any(isinstance(key, torch.SymFloat) for key in value)
+    return isinstance(value, dict) and any(isinstance(key, NUMBERS) for key in value)

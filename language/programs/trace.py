@@ -47,6 +47,7 @@ from monarch.language.programs.inputs import symbolic_arguments
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
+from monarch.language.programs.numbers import Numbers, Place, are_floats
 from monarch.language.programs.own import check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
@@ -84,6 +85,8 @@ class Attempt:
         self.given = False
         self.asks_type = False
         """Whether the function asks for the exact type of a float argument."""
+        self.takes_numbers = True
+        """Whether it takes symbols for numbers that it reads in Python."""
         self.undo: Callable[[], None] = _nothing
 
     def take_back(self) -> None:
@@ -140,6 +143,10 @@ class Trace:
     """The Python objects among the results, by the leaf's number: how another call finds or makes them."""
     sources: dict[str, tuple[Spot, int | None]]
     """Where each hyperparameter is found: its place, and its number among several."""
+    numbers: Numbers
+    """The numbers that each call reads in Python."""
+    pinned: set[Path]
+    """The places of such numbers of which the trace is valid for one value alone."""
     requiring: list[tuple[int, bool]]
     """The plain arguments, by number, that the program has require a gradient, or none."""
     apart: list[int]
@@ -240,6 +247,7 @@ class Trace:
         self.states = []
         self.end = None if self.end is None else self.end[0].of((), ())
         self.hyperparameters = {}
+        self.numbers.values = {}
         self.changes = []
         self.undo = _nothing
         self.guards.close()
@@ -261,21 +269,32 @@ def trace(
     environment: Environment,
     varying: set[tuple[str, str]],
     moving: set[Path],
+    places: list[Place],
     symbols: Any,
     attempt: Attempt,
 ) -> Trace:
     """Run the function of a call with symbolic arguments and record it.
 
-    `varying` are the hyperparameters that are known to vary, and `moving` the places at which there are other tensors
-    from call to call; `symbols` are the named sizes of the call, if there are any. `attempt` can take back what the
-    function changes in Python.
+    `varying` are the hyperparameters that are known to vary, `moving` the places at which there are other tensors from
+    call to call, and `places` those of such numbers; `symbols` are the named sizes of the call, if there are any.
+    `attempt` can take back what the function changes in Python.
 
-    A float argument is a symbol in the trace; where the function asks for its exact type, or hands it to what takes
-    only floats of Python's, it is traced once more with the value itself, which another value does not fit.
+    A float argument is a symbol in the trace, and so is a number at one of the places. Where the function asks for the
+    exact type of one, or hands it to what takes only Python's numbers, it is traced once more with the value itself,
+    which another value does not fit: first with those of the places, then with the arguments too.
     """
     symbolic = any(type(leaf) is float for leaf in call.leaves)
+    if places:
+        try:
+            found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, places)
+            if not attempt.asks_type:
+                return found
+        except Exception:  # which is raised again where it was not the symbols' doing
+            pass
+        attempt.take_back()
+        attempt.asks_type, attempt.takes_numbers = False, False
     try:
-        found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic)
+        found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, [])
         if not attempt.asks_type:
             return found
     except (TypeError, AttributeError):
@@ -286,7 +305,7 @@ def trace(
             raise
     attempt.take_back()
     attempt.asks_type = False
-    return _trace(call, mesh, environment, varying, moving, symbols, attempt, False)
+    return _trace(call, mesh, environment, varying, moving, symbols, attempt, False, [])
 
 
 @collected_later()
@@ -299,6 +318,7 @@ def _trace(
     symbols: Any,
     attempt: Attempt,
     symbolic: bool,
+    places: list[Place],
 ) -> Trace:
     function, leaves = call.function, call.leaves
     types = call.types(mesh, None if symbols is None else symbols.scope)
@@ -309,7 +329,7 @@ def _trace(
     recording.arguments, recording.path_of = len(leaves), call.path_of
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
-    entered = Entered(snapshot, symbolic, symbols is not None)
+    entered = Entered(snapshot, symbolic, symbols is not None, bool(places))
     roots: list[tuple[Path, Any]] = [(("",), function)]
     if isinstance(function, MethodType):
         roots = [(("",), function.__func__), (("self",), function.__self__)]
@@ -323,8 +343,10 @@ def _trace(
     recording.repeatable = Repeatable(snapshot, entered, roots)
 
     of_caller: list[Passed] = []
+    numbers = Numbers(recording, snapshot)
 
     def undo() -> None:
+        numbers.settle()
         snapshot.restore()
         watch.restore()
         for each in of_caller:
@@ -332,6 +354,7 @@ def _trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
+        numbers.put(places)
         inputs_, arguments = symbolic_arguments(recording, call, leaves, types, symbolic)
         as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
         passed = Passed(
@@ -364,9 +387,10 @@ def _trace(
             if current.refused is not None:
                 raise current.refused  # which the program has caught
         entered.check_generator()
-        attempt.asks_type = entered.asks_type
+        attempt.asks_type = entered.asks_type or recording.pickles
         del args, kwargs
-        free = watch.read_at_each_call
+        numbers.find()
+        free = dict.fromkeys(watch.read_at_each_call, are_floats) | numbers.free
         requiring, with_gradients = differentiated(inputs_, leaves, call.given)
         for position in with_gradients:
             snapshot.visit(leaves[position])
@@ -406,6 +430,7 @@ def _trace(
         for held, now in changes:
             effects.concretize(held, now)
         effects.concretize_returned(result.leaves)
+        numbers.settle()
         changed = [change for held, _ in own if (change := Change.since(held)) is not None]
         for at, held, _ in among_arguments:
             changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
@@ -423,7 +448,7 @@ def _trace(
         if entered.handled is not None and symbols is not None:
             raise Specialise(f"it handles an error that a named size may have caused: {entered.handled}")
     except BaseException as error:
-        attempt.asks_type = entered.asks_type
+        attempt.asks_type = entered.asks_type or recording.pickles
         current.recording = before  # an interrupt may come where a context manager would have given this back,
         watch.end()  # or have ended that
         refused = current.refused
@@ -469,6 +494,9 @@ def _trace(
     }
     if cannot is None and any(spot is None for spot, _ in sources.values()):
         cannot = "it makes an optimizer", None
+    numbers.follow(guards)
+    pinned = numbers.pinned(recording.guards)
+    numbers.close()
     large = [*recording.large.values()]
     recording.release()
     if symbols is not None:
@@ -497,6 +525,8 @@ def _trace(
             if (number := guards.node_of.get(id(group))) is not None
         },
         returned=returned,
+        numbers=numbers,
+        pinned=pinned,
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
         apart=requiring_apart,

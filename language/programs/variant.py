@@ -296,6 +296,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     has signals' `handlers` run from then on."""
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
+    scalars.update(trace.numbers.values)
     cells = [cell for _, cell in trace.states]
     if trace.questions:
         types = [cell.type for cell in cells]
@@ -405,11 +406,15 @@ class Variant:
         self._read_too = [spot for spot in places if (spot[0], self.guards.nodes[spot[0]].keys[spot[1]]) not in puts]
         """Where lists and dicts are that matter if they are arguments too."""
         self._changed = {self.guards.nodes[step.node].parent for step in effects.steps}
-        self._has_numbers = bool(trace.arguments or self._hyperparameters)
+        for spot in trace.numbers.spots.values():
+            self.guards.use(spot)
+        self._has_numbers = bool(trace.arguments or self._hyperparameters or trace.numbers.spots)
         touched = self.guards.states or compiled.left_updates or effects.steps or effects.passed or trace.returned
         self._only_computes = not (touched or trace.requiring)
         """Whether a call gives results and no more: it has no state, and changes nothing in Python."""
         leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
+        self.replayed = False
+        """Whether a call has fitted it."""
         self._home = trace.mesh_of(leaf) if isinstance(leaf, Value) else None
         """Where the result is, if that is one tensor."""
         self._differentiable = trace.result.differentiable[:1] == [True]
@@ -462,6 +467,7 @@ class Variant:
         for label, spot, index in self._hyperparameters:
             value = live[spot]
             values[label] = float(value if index is None else value[index])
+        self.trace.numbers.read(live, values)
         return values
 
     def _states_hold(self, cells: list[Cell]) -> bool:
@@ -485,6 +491,7 @@ class Variant:
     def run(self, leaves: list[Any], found: tuple[Live, list[Cell], dict[str, float]], args: Any, kwargs: Any) -> Any:
         """Run one step, of a call with these arguments: returns at once, with tensors that are still being computed."""
         trace, compiled = self.trace, self.compiled
+        self.replayed = True
         if trace.questions:
             given, leaves = leaves, _answered(trace, leaves, found[1])
             again = self.holds(given)

@@ -120,12 +120,19 @@ class Scalar(torch.SymFloat):
         return format(self.node.value(), spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        self.node.guard.__self__.pickles = True
         return float, (float(self),)  # a copy, in memory or in a file, is a plain number
+
+    __array_ufunc__ = None
+    """NumPy's operators leave it to those of this class: to them a float has no dtype."""
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         return np.array(float(self), dtype)
 
     def __deepcopy__(self, memo: Any) -> Scalar:
+        return self
+
+    def __copy__(self) -> Scalar:
         return self
 
     @property
@@ -138,6 +145,10 @@ class Scalar(torch.SymFloat):
 
     def sqrt(self) -> Scalar:
         result: Scalar = _apply("sqrt", self)
+        return result
+
+    def cos(self) -> Scalar:
+        result: Scalar = _apply("cos", self)
         return result
 
 
@@ -153,7 +164,7 @@ def _apply(name: str, *operands: Any) -> Any:
         if isinstance(operand, torch.SymFloat):
             exprs.append(operand.node.expr)
             hints.append(operand.node.hint)
-        elif isinstance(operand, (int, float)):
+        elif type(operand) in (float, int, bool):  # NumPy's floats give results of their own type
             exprs.append(float(operand))
             hints.append(float(operand))
         else:

@@ -1,0 +1,278 @@
+"""Numbers in Python's objects that change from call to call, such as a count that a program adds to: while the program
+is traced, symbols stand at their places, so that one trace serves all values.
+
+A place gets a symbol once its number has changed between two calls. Where the program needs the value itself (as
+a size, a key or text), the trace is valid for that value alone; after `_PINNED` such traces that no later call has
+fitted, the place keeps its number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, NamedTuple, cast
+
+from monarch.compiler.tape import Expr, evaluate
+from monarch.language.programs import containers, kinds
+from monarch.language.programs.guards import Guards, Seen
+from monarch.language.programs.held import Attributes, Held, Slots
+from monarch.language.programs.nodes import Live, Path, Spot
+from monarch.language.programs.snapshot import Snapshot
+from monarch.language.recorder.recording import Recording
+from monarch.language.recorder.scalar import Scalar
+from monarch.language.recorder.scalar_int import ScalarInt
+from monarch.language.tensors.tensor import DistributedTensor
+
+_KINDS: tuple[type[Held], ...] = (
+    Attributes,
+    Slots,
+    containers.Mapping,
+    containers.Sequence,
+    kinds.Function,
+    kinds.Names,
+)
+"""The kinds of objects one of whose places a symbol can take."""
+_PINNED = 3
+
+
+class NotSymbolic(Exception):
+    """A symbol has got to where nothing follows it."""
+
+
+class Place(NamedTuple):
+    """Where a number stands now."""
+
+    path: Path
+    kind: type[Held]
+    holder: Any
+    key: Any
+    type: type
+
+
+@dataclass
+class Known:
+    """What is known of the numbers that a program's calls of one signature read in Python."""
+
+    moving: set[Path] = field(default_factory=set)
+    plain: set[Path] = field(default_factory=set)
+    """Places that a trace could not take symbols for."""
+    pinned: dict[Path, int] = field(default_factory=dict)
+    """How many traces were valid for one value of a place alone."""
+
+    def give_up(self, paths: Iterable[Path]) -> None:
+        """Take no symbols for these places any more."""
+        self.plain.update(paths)
+        self.moving.difference_update(paths)
+
+    def learn(self, pinned: Iterable[Path]) -> None:
+        """Note that a trace was valid for one value of these places alone, and that no call has fitted it."""
+        for path in pinned:
+            self.pinned[path] = self.pinned.get(path, 0) + 1
+            if self.pinned[path] == _PINNED:
+                self.give_up([path])
+
+
+class Moved(NamedTuple):
+    """How Python differs from what a trace expects."""
+
+    tensors: list[Path]
+    """The places at which there is another tensor."""
+    numbers: list[Place]
+    """Those of numbers that are others at each call, and may take symbols."""
+    other: Path | None
+    """The first of the other places that are not as expected."""
+
+
+def moved(guards: Guards, arguments: list[Any], known: Known) -> Moved:
+    """Compare what stands at the places of guards now with what they expect."""
+    tensors: list[Path] = []
+    numbers: list[Place] = []
+    other: Path | None = None
+    for seen in guards.places(arguments):
+        if seen.position is not None and _is_number(seen, known):
+            numbers.append(
+                Place(seen.path, seen.node.kind, seen.holder, seen.node.keys[seen.position], type(seen.value))
+            )
+        elif not seen.is_expected and type(seen.value) is DistributedTensor:
+            tensors.append(seen.path)
+        elif not seen.is_expected:
+            other = other or seen.path
+    return Moved(tensors, numbers, other)
+
+
+def _is_number(seen: Seen, known: Known) -> bool:
+    """Whether a number stands at a place of which a symbol can stand, and is another than in the last trace, or was so
+    before."""
+    node, kind = seen.node, type(seen.value)
+    if kind not in (int, float) or node.kind not in _KINDS or seen.path in known.plain:
+        return False
+    if node.kind is containers.Sequence and node.type is not list:
+        return False
+    return seen.path in known.moving or (not seen.is_expected and kind is type(node.plain.get(seen.position or 0)))
+
+
+class Numbers:
+    """The symbols of one trace, and where they stand."""
+
+    def __init__(self, recording: Recording, snapshot: Snapshot) -> None:
+        self._recording: Recording | None = recording
+        self._snapshot = snapshot
+        self._plain: dict[int, Any] = {}
+        """The number for which each symbol stands, by the symbol's id."""
+        self._symbols: dict[str, tuple[Place, Any]] = {}
+        self._floats: dict[Expr, Scalar] = {}
+        self._cells: dict[int, str] = {}
+        """The labels of variables that functions close over, by the id of their cells."""
+        self.free: dict[tuple[int, Any], Callable[[Any], bool]] = {}
+        """What is expected at the symbols' places, by the object's id and key."""
+        self.spots: dict[str, Spot] = {}
+        """Where a later call finds each number."""
+        self.derived: list[tuple[str, Expr]] = []
+        """The floats that each call computes of whole numbers before its step, by label."""
+        self.values: dict[str, Any] = {}
+        """All of these numbers now."""
+
+    def put(self, places: list[Place]) -> None:
+        """Have symbols stand at these places, and be what is noted of their objects."""
+        recording = self._recording
+        assert recording is not None
+        for place in sorted(places, key=lambda place: str(place.path)):
+            held = self._held(place)
+            if held is None or place.key not in held.before[0]:
+                continue
+            at = held.before[0].index(place.key)
+            value = held.before[1][at]
+            cell = _cell(place.holder, place.key)
+            if id(cell) in self._cells:
+                held.before[1][at] = self._symbols[self._cells[id(cell)]][1]
+                continue
+            if type(value) is not place.type:
+                continue
+            label, number = f"number{len(self._symbols)}", cast("Any", value)
+            if place.type is int:
+                symbol: Any = ScalarInt(Expr("scalar", (label, "i64")), number, self)
+            else:
+                symbol = recording.scalar(label, number)
+            self._plain[id(symbol)] = value
+            self._symbols[label] = place, symbol
+            self.values[label] = value
+            if cell is not None:
+                self._cells[id(cell)] = label
+            held.before[1][at] = symbol
+            place.kind.put(place.holder, place.key, symbol)
+
+    def guard(self, expr: Expr, value: Any) -> None:
+        """Note what has to hold for the trace to be valid at a later call."""
+        if self._recording is not None:  # or the trace has ended, and left a symbol where nothing follows it
+            self._recording.guard(expr, value)
+
+    def pickle(self) -> None:
+        """Note that code asks for the bytes of a symbol."""
+        if self._recording is not None:
+            self._recording.pickles = True
+
+    def as_float(self, expr: Expr, value: float) -> Scalar:
+        """The float that an expression of whole numbers is at each call: an input, which the call computes."""
+        found = self._floats.get(expr)
+        if found is None:
+            assert self._recording is not None, "a symbol is asked for after its trace"
+            label = f"number{len(self._symbols)}_{len(self.derived)}"
+            found = self._floats[expr] = self._recording.scalar(label, value)
+            self.derived.append((label, expr))
+            self.values[label] = value
+        return found
+
+    def find(self) -> None:
+        """Note where the symbols stand in all that the trace has met. Raises NotSymbolic for one that stands elsewhere,
+        in an object that was met after the program had changed it."""
+        for held, key in self._standing() if self._plain else ():
+            value = dict(zip(*held.before, strict=True))[key]
+            place = next(place for place, symbol in self._symbols.values() if symbol is value)
+            here = held.holder is place.holder and type(held) is place.kind and key == place.key
+            if not here and id(_cell(held.holder, key)) not in self._cells:
+                raise NotSymbolic(str(key))
+            self.free[id(held.holder), key] = _is_int if place.type is int else _is_float
+
+    def follow(self, guards: Guards) -> None:
+        """Find the places among those of guards. A number that is at none of them the program cannot have read."""
+        for label, (place, _) in self._symbols.items():
+            held = self._held(place)
+            number = None if held is None else guards.node_of.get(held.ident)
+            if number is not None and place.key in guards.nodes[number].keys:
+                self.spots[label] = number, guards.nodes[number].keys.index(place.key)
+
+    def settle(self) -> None:
+        """Give all places that still have their symbols the numbers for which these stand. To do it again changes
+        nothing."""
+        for held, key in self._standing() if self._plain else ():
+            at = held.before[0].index(key)
+            symbol = held.before[1][at]
+            held.before[1][at] = self._plain[id(symbol)]
+            if held.get(held.holder, key) is symbol:
+                type(held).put(held.holder, key, self._plain[id(symbol)])
+
+    def close(self) -> None:
+        """Let go of what only the trace needed, but for what `pinned` asks."""
+        self._symbols = {label: (place._replace(holder=None), None) for label, (place, _) in self._symbols.items()}
+        self._plain, self._cells, self._floats, self.free = {}, {}, {}, {}
+        self._recording = None
+        del self._snapshot
+
+    def read(self, live: Live, scalars: dict[str, Any]) -> None:
+        """Add the numbers of a call to the values of its symbols."""
+        for label, spot in self.spots.items():
+            scalars[label] = live[spot]
+        for label, expr in self.derived:
+            scalars[label] = evaluate(expr, scalars)
+
+    def pinned(self, conditions: Iterable[tuple[Expr, Any]]) -> set[Path]:
+        """The places of which a trace under these conditions is valid for one value alone."""
+        derived = dict(self.derived)
+        found: set[Path] = set()
+        rest: list[Any] = [expr for expr, expected in conditions if type(expected) is not bool]
+        while rest:
+            expr = rest.pop()
+            if not isinstance(expr, Expr):
+                continue
+            if expr.op != "scalar":
+                rest += expr.args
+            elif expr.args[0] in derived:
+                rest.append(derived[expr.args[0]])
+            elif expr.args[0] in self._symbols:
+                found.add(self._symbols[expr.args[0]][0].path)
+        return found
+
+    def _standing(self) -> Iterator[tuple[Held, Any]]:
+        for held in self._snapshot.held.values():
+            for key, value in zip(*held.before, strict=True):
+                if id(value) in self._plain:
+                    yield held, key
+
+    def _held(self, place: Place) -> Held | None:
+        """The note of a place's object."""
+        if place.kind is kinds.Names:
+            self._snapshot.names(place.holder, (place.key,), ())
+            return self._snapshot.held.get(kinds.Names(place.holder).ident)
+        self._snapshot.visit(place.holder)
+        return self._snapshot.held.get(id(place.holder))
+
+
+def _cell(holder: Any, key: Any) -> Any:
+    """The cell of a variable that a function closes over, which other functions may share."""
+    if not isinstance(holder, FunctionType) or key not in holder.__code__.co_freevars:
+        return None
+    return (holder.__closure__ or ())[holder.__code__.co_freevars.index(key)]
+
+
+def _is_int(value: Any) -> bool:
+    return type(value) is int
+
+
+def _is_float(value: Any) -> bool:
+    return type(value) is float
+
+
+def are_floats(value: Any) -> bool:
+    """Whether it is a float, or has several."""
+    return type(value) is float or (type(value) in (tuple, list) and all(type(entry) is float for entry in value))

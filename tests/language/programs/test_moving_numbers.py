@@ -1,0 +1,343 @@
+"""Numbers in Python that change from call to call: one trace serves all their values, and where it cannot, each call is
+traced anew and exact."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import decimal
+import fractions
+import json
+import math
+import pickle
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from monarch.language import Mesh, distribute, program
+from monarch.language.errors import TracedAgainWarning
+from tests.language.alike import assert_alike, fit, nothing
+
+QUIET = pytest.mark.filterwarnings("error::monarch.language.errors.TracedAgainWarning")
+AGAIN = pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
+
+
+# -- what a program may do with such a number --------------------------------------------------------------------------
+
+USES: dict[str, Callable[[Any, Any, Any], Any]] = {
+    "arithmetic": lambda x, n, f: (x * (n / 4), n + 1, 2 - n, n * 3, n // 2, n % 3, -n, abs(-n), n**2, +n, n + True),
+    "reflected": lambda x, n, f: (
+        7 - n,
+        7 * n,
+        7 / (n + 1),
+        7 // (n + 1),
+        7 % (n + 1),
+        2**n,
+        0.5**n,
+        1.5 - n,
+        9.0 / (n + 1),
+    ),
+    "by itself": lambda x, n, f: (n + n, n * n - n, n / (n + 1), (n + 1) // (n + 1), n % (n + 2), n**n),
+    "with floats": lambda x, n, f: (
+        x * n * f,
+        n + f,
+        f / (n + 1),
+        n - f,
+        f**n,
+        n * 0.5,
+        0.25 + n,
+        n < f,
+        f >= n,
+        n == f,
+    ),
+    "compared": lambda x, n, f: x * (2 if n < 3 else 3) + (n == 4) + (n != 2) + (n >= 1.5) + max(n, 2) + min(3.5, n),
+    "branches": lambda x, n, f: (x if n % 2 else -x) * (0.5 if n else 2.0) * (1 if 1 <= n <= 4 else 3),
+    "no number": lambda x, n, f: x * (n is not None) * (n != "a") * (n not in ("a", None)) * (n != []) * (n == (1,)),
+    "tensors of floats": lambda x, n, f: (
+        x * n,
+        n * x,
+        x + n,
+        n - x,
+        x / (n + 1),
+        x**n,
+        x > n,
+        n <= x,
+        x // (n + 1),
+        x % (n + 1),
+    ),
+    "tensors of ints": lambda x, n, f: (
+        x.long() * n,
+        n + x.long(),
+        x.long() // (n + 1),
+        x.long() == n,
+        x.long() / (n + 1),
+    ),
+    "ops": lambda x, n, f: (torch.add(x, n), x.add(x, alpha=n), x.clamp(max=n), torch.full((2,), n), x.roll(n, 0)),
+    "sizes": lambda x, n, f: (x[: n % 3 + 1], x.narrow(1, 0, n % 3 + 1), torch.zeros(abs(n)), x.repeat(n % 2 + 1, 1)),
+    "index": lambda x, n, f: (x * [0.5, 1.0, 2.0][n // 4], "abc"[n % 3], [x, -x][n % 2], list(range(n)), [1] * n),
+    "rounded": lambda x, n, f: (round(n), round(n, -1), math.floor(n), math.ceil(n), math.trunc(n), int(n), float(n)),
+    "bits": lambda x, n, f: (n & 1, n | 8, n ^ 3, n << 1, n >> 1, ~n, divmod(n, 3), divmod(9, n + 1), n.bit_length()),
+    "text": lambda x, n, f: (x, str(n), repr(n), f"{n:03d}", "%d %s" % (n, n), "{}".format(n)),  # noqa: UP031, UP032
+    "keys": lambda x, n, f: (x * {1: 2.0, 3: 4.0}.get(n, 1.0), {n: 1}, {n}, hash(n), n in {2, 4}),
+    "isinstance": lambda x, n, f: x * (isinstance(n, int) and not isinstance(n, (float, bool))) * isinstance(f, float),
+    "type": lambda x, n, f: (x * (2 if type(n) is int else 3), type(n).__name__, n.__class__.__name__, type(f)(1)),
+    "type in a table": lambda x, n, f: x * {int: 2.0, float: 3.0}[type(n)] * {float: 5.0}.get(type(f), 7.0),
+    "matched": lambda x, n, f: x * _matched(n),
+    "JSON": lambda x, n, f: (x, json.dumps({"n": n}), json.dumps([f], default=str)),
+    "bytes": lambda x, n, f: (x, len(pickle.dumps(n)), len(pickle.dumps([n, f])), pickle.loads(pickle.dumps(n))),
+    "copied": lambda x, n, f: (x * copy.copy(n), copy.deepcopy([n, f]), copy.copy([n])),
+    "exact": lambda x, n, f: (x, fractions.Fraction(n, 3), decimal.Decimal(n), n.numerator, n.real, n.imag),
+    "NumPy": lambda x, n, f: (x, np.float32(1.5) * n, (np.ones(2, np.float32) * n).dtype.name, np.arange(n).tolist()),
+    "NumPy's floats": lambda x, n, f: (x, (np.ones(2, np.float32) * f).dtype.name, type(np.float64(2) * f).__name__),
+    "math": lambda x, n, f: (x * math.cos(n) * math.sqrt(f), math.gcd(n, 4), math.factorial(n), math.isclose(n, 3)),
+    "caught": lambda x, n, f: x * _caught(n),
+    "divided by zero": lambda x, n, f: x * _divided(n),
+    "lists": lambda x, n, f: (sum([n, n, 1]), sorted([n, 3, 1.5]), [n, 2].index(n), max([n, 4], key=lambda i: -i)),
+}
+
+
+def _matched(n: Any) -> float:
+    match n:
+        case 2:
+            return 0.5
+        case int():
+            return 2.0
+    return 3.0
+
+
+def _caught(n: Any) -> float:
+    try:
+        return float(torch.zeros(n, 2).numel() + torch.tensor(n).item())
+    except (TypeError, RuntimeError):
+        return -1.0
+
+
+def _divided(n: Any) -> float:
+    try:
+        return 6 / (n - 3) + 6 // (n - 4) + 6 % (n - 5)
+    except ZeroDivisionError:
+        return -1.0
+
+
+@AGAIN
+@pytest.mark.sample(12)
+@pytest.mark.parametrize("use", USES)
+def test_a_number_that_a_program_counts_is_an_int_to_python(use: str, mesh: Mesh) -> None:
+    def case(w):
+        state = types.SimpleNamespace(n=0, f=0.75)
+
+        def step(x):
+            state.n += 1
+            state.f *= 0.875
+            state.left = USES[use](x, state.n, state.f)
+            return state.left
+
+        return step, lambda call: setattr(state, "n", 1) if call == 5 else None
+
+    assert_alike(case, mesh, calls=9)
+
+
+@AGAIN
+@pytest.mark.parametrize("use", ["arithmetic", "with floats", "branches", "tensors of floats", "sizes", "text", "type"])
+def test_a_number_that_changes_between_calls_is_read_at_each(use: str, mesh: Mesh) -> None:
+    def case(w):
+        state = types.SimpleNamespace(n=0, f=0.5)
+
+        def change(call):
+            state.n, state.f = [3, 3, 0, True, 2.5, 7, -2, 1][call], [0.5, 2.0, 0.0, 3, -1.0, math.inf, 0.25, 1.0][call]
+
+        return lambda x: USES[use](x, state.n, state.f) if type(state.n) is int else x, change
+
+    assert_alike(case, mesh, calls=8)
+
+
+# -- where it may stand ------------------------------------------------------------------------------------------------
+
+
+def _attribute(step: Any) -> Callable[[Any], Any]:
+    state = types.SimpleNamespace(n=0)
+
+    def run(x: Any) -> Any:
+        state.n += 1
+        return step(x, state.n)
+
+    return run
+
+
+def _nonlocal(step: Any) -> Callable[[Any], Any]:
+    n = 0
+
+    def count() -> None:
+        nonlocal n
+        n += 1
+
+    def run(x: Any) -> Any:
+        count()
+        return step(x, n)
+
+    return run
+
+
+GLOBAL = 0
+
+
+def _global(step: Any) -> Callable[[Any], Any]:
+    def run(x: Any) -> Any:
+        global GLOBAL
+        GLOBAL += 1
+        return step(x, GLOBAL)
+
+    return run
+
+
+def _entry(step: Any) -> Callable[[Any], Any]:
+    counts = {"all": [0, "a"]}
+
+    def run(x: Any) -> Any:
+        counts["all"][0] += 1  # type: ignore[operator]
+        return step(x, counts["all"][0])
+
+    return run
+
+
+@dataclasses.dataclass(slots=True, weakref_slot=True)
+class _Slots:
+    n: int = 0
+
+
+def _slot(step: Any) -> Callable[[Any], Any]:
+    state = _Slots()
+
+    def run(x: Any) -> Any:
+        state.n += 1
+        return step(x, state.n)
+
+    return run
+
+
+def _module(step: Any) -> Callable[[Any], Any]:
+    layer = torch.nn.Identity()
+    layer.calls = 0  # type: ignore[assignment]
+
+    def run(x: Any) -> Any:
+        layer.calls += 1  # type: ignore[assignment, operator]
+        return step(layer(x), layer.calls)
+
+    return run
+
+
+@QUIET
+@pytest.mark.parametrize("place", [_attribute, _nonlocal, _global, _entry, _slot, _module], ids=lambda it: it.__name__)
+def test_a_count_costs_two_traces(place: Any, mesh: Mesh, traces: list[str]) -> None:
+    used = lambda x, n: x * min(1.0, n / 100) * 0.5**n + n  # noqa: E731
+    global GLOBAL
+    GLOBAL = 0
+    step, dense = program(place(used), mesh=mesh), place(used)
+    for call in range(12):
+        x = torch.full((3,), float(call))
+        ours, before = step(distribute(x, mesh)).full_tensor(), GLOBAL
+        if place is _global:
+            GLOBAL = call
+        torch.testing.assert_close(ours, dense(x))
+        assert GLOBAL == before
+    assert len(traces) == 2
+
+
+@QUIET
+def test_a_count_that_starts_again_is_set_where_it_was_that_number_before(mesh: Mesh, traces: list[str]) -> None:
+    state = types.SimpleNamespace(n=0, rounds=0)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.rounds += 1
+        x = x * state.n
+        state.n = 0
+        return x
+
+    run = program(step, mesh=mesh)
+    for call in (0, 3, 0, 5, 0, 7):
+        state.n = call
+        assert run(torch.ones(2)).tolist() == [call, call]
+        assert state.n == 0
+    assert state.rounds == 6 and len(traces) <= 3
+
+
+@QUIET
+def test_both_ways_of_a_branch_on_a_count_are_traced_once(mesh: Mesh, traces: list[str]) -> None:
+    state = types.SimpleNamespace(n=0, saved=0)
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.n += 1
+        if state.n % 5 == 0:
+            state.saved = state.n
+            return x * 2
+        return x
+
+    found = [step(torch.ones(1)).item() for _ in range(20)]
+    assert found == [1, 1, 1, 1, 2] * 4 and state.saved == 20 and len(traces) <= 5
+
+
+@pytest.mark.parametrize(
+    "name, traced", [("StepLR", 6), ("CosineAnnealingLR", 3), ("ExponentialLR", 2), ("LambdaLR", 3)]
+)
+@QUIET
+def test_a_scheduler_that_steps_in_a_program_costs_few_traces(
+    name: str, traced: int, mesh: Mesh, traces: list[str]
+) -> None:
+    options: dict[str, Any] = {
+        "StepLR": {"step_size": 4},
+        "CosineAnnealingLR": {"T_max": 20},
+        "ExponentialLR": {"gamma": 0.9},
+        "LambdaLR": {"lr_lambda": lambda epoch: min(1.0, (epoch + 1) / 6)},
+    }
+
+    def case(w):
+        schedule = getattr(torch.optim.lr_scheduler, name)(w["o"], **options[name])
+
+        def step(x):
+            loss = fit(w, x)
+            schedule.step()
+            return loss, schedule.get_last_lr(), schedule.last_epoch
+
+        return step, nothing
+
+    assert_alike(case, mesh, calls=12)
+    assert len(traces) <= traced
+
+
+@AGAIN
+def test_a_call_that_raises_leaves_the_count_as_it_was(mesh: Mesh) -> None:
+    state = types.SimpleNamespace(n=0, f=1.0)
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.n += 1
+        state.f *= 0.5
+        if state.n == 4:
+            raise ValueError("four")
+        return x * state.n
+
+    for n in (1, 2, 3):
+        assert step(torch.ones(1)).item() == n
+    for _ in range(3):
+        with pytest.raises(ValueError, match="four"):
+            step(torch.ones(1))
+        assert (state.n, state.f) == (3, 0.125) and type(state.n) is int and type(state.f) is float
+    state.n = 10
+    assert step(torch.ones(1)).item() == 11 and state.f == 0.0625
+
+
+def test_a_number_whose_value_the_program_needs_is_said(mesh: Mesh) -> None:
+    state = types.SimpleNamespace(n=0)
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.n += 1
+        return x.new_zeros(state.n)
+
+    with pytest.warns(TracedAgainWarning, match="'n' is another at each call"):
+        assert [len(step(torch.ones(1))) for _ in range(14)] == [*range(1, 15)]
