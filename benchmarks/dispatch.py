@@ -149,12 +149,13 @@ class Kept:
     def __init__(self, mean: torch.Tensor) -> None:
         self.mean, self.last = mean, mean
         self.seen: dict[str, torch.Tensor] = {}
+        self.steps = 0
         self.history: list[torch.Tensor] = []
 
 
 def rows_of_effects(step: Callable[[Any], Any], x: torch.Tensor) -> list[Row]:
-    """Programs that write Python: attributes and entries are set anew at each call; where a list grows that the program
-    can read, the program is traced at each call."""
+    """Programs that write Python: each call sets attributes and entries anew, adds to a count and appends to a list. A
+    program that also reads the list is traced at each call."""
     kept = Kept(step(x))
 
     @monarch.program
@@ -167,17 +168,26 @@ def rows_of_effects(step: Callable[[Any], Any], x: torch.Tensor) -> list[Row]:
     @monarch.program
     def appending(x: torch.Tensor) -> torch.Tensor:
         found = (x @ x).sum()
+        kept.steps += 1
         kept.history.append(found)
         return found
+
+    @monarch.program
+    def reading(x: torch.Tensor) -> torch.Tensor:
+        found = (x @ x).sum()
+        kept.history.append(found)
+        return found * len(kept.history)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TracedAgainWarning)
         wrote, bare = interleaved(lambda: called(writing, x), lambda: called(step, x), REPETITIONS, 3)
-        grew, same = interleaved(lambda: called(appending, x, TRACED), lambda: called(step, x), TRACED, 1)
+        grew, same = interleaved(lambda: called(appending, x), lambda: called(step, x), REPETITIONS, 3)
+        traced, alone = interleaved(lambda: called(reading, x, TRACED), lambda: called(step, x), TRACED, 1)
     name = "a program that writes nothing"
     return [
         Row("a program called that writes two attributes and an entry", wrote, bare, name),
-        Row("a program called that appends to a list, traced each time", grew, same, name),
+        Row("a program called that counts and appends to a list", grew, same, name),
+        Row("a program called that reads the list too, traced each time", traced, alone, name),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Numbers, lists and NumPy arrays as arguments of programs, where the annotation names a tensor type."""
+"""StandIns, lists and NumPy arrays as arguments of programs, where the annotation names a tensor type."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from monarch.compiler.execution.executor import Handle, TakeBack
 from monarch.language.programs import containers, kinds
+from monarch.language.programs.growing import Growing, Growth
 from monarch.language.programs.held import MISSING, Contents, Held, same_entries
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.passed import containers_in
@@ -76,7 +77,7 @@ class Change:
     @staticmethod
     def since(held: Held) -> Change | None:
         """What has changed since an object was noted."""
-        now = None if isinstance(held, kinds.Array) else held.changed()
+        now = None if isinstance(held, (kinds.Array, Growing)) else held.changed()
         if now is None:
             return None
         before, after = dict(zip(*held.before, strict=True)), dict(zip(*now, strict=True))
@@ -157,7 +158,7 @@ class Gradients:
         return undo
 
 
-def undoing(changes: Sequence[Change | Gradients], given_up: Sequence[Any] = ()) -> TakeBack | None:
+def undoing(changes: Sequence[Change | Gradients | Growth], given_up: Sequence[Any] = ()) -> TakeBack | None:
     """A function that takes one step's changes back. The gradients of leaves that are `given_up`, which the call
     dropped before the step, cannot come back: the failed ones stay, and say why they have no value."""
     kept = [undo for change in changes if (undo := change.undoing(given_up)) is not None]

@@ -19,6 +19,7 @@ from monarch.language.errors import branch_error
 from monarch.language.programs import containers, kinds
 from monarch.language.programs.changes import Change, Gradients, Outcome, in_order
 from monarch.language.programs.classify import CONSTANT, is_made_of_python, is_users_class, kind_of
+from monarch.language.programs.growing import Growing, Growth
 from monarch.language.programs.guards import Guards
 from monarch.language.programs.held import MISSING, PLAIN, Attributes, Contents, Held, Slots
 from monarch.language.programs.nodes import Spot
@@ -122,6 +123,8 @@ class Effects:
         """Those of lists and dicts among the arguments, which are known by their numbers."""
         self.lengthens = False
         """Whether one of these has more or fewer entries afterwards."""
+        self.growth: list[tuple[Spot, list[Make]]] = []
+        """What each call appends to lists that the program does not read, by the list's place."""
         self._gradients: list[tuple[int, Make]] = []
         """Of these, the gradients: by the leaf's node, what makes each. They are made and put in one go."""
         self._others: list[_Step] | None = None
@@ -175,6 +178,11 @@ class Effects:
             if among_arguments is not None:
                 self.passed.append(self._step(among_arguments, type(held), before, after))
                 self.lengthens = self.lengthens or len(before) != len(after)
+                return
+            spot = self._guards.spot_of.get(held.ident)
+            if isinstance(held, Growing) and spot is not None:
+                self._guards.use(spot)
+                self.growth.append((spot, [self._make(value) for value in now[1]]))
                 return
             if number is None:
                 raise CannotRepeat("changes something that it does not name")
@@ -344,6 +352,9 @@ class Effects:
         the history that autograd has of them."""
         keys, values = now
         before = dict(zip(*held.before, strict=True))
+        if isinstance(held, Growing):
+            held.fill(held.holder, keys, [self._concrete(value, returned) for value in values])
+            return
         if isinstance(held, (containers.Sequence, containers.Members, containers.Own)):
             concrete = [self._concrete(value, returned) for value in values]
             if any(a is not b for a, b in zip(concrete, values, strict=True)):
@@ -484,11 +495,11 @@ class Effects:
 
     # -- at a call -----------------------------------------------------------------------------------------------
 
-    def repeat(self, guards: Guards, outcome: Outcome) -> list[Change | Gradients]:
+    def repeat(self, guards: Guards, outcome: Outcome) -> list[Change | Gradients | Growth]:
         """The trace's changes in Python, with the values that this call has made. Changes nothing yet."""
         if self.passed:
             outcome.look()
-        changes: list[Change | Gradients] = []
+        changes: list[Change | Gradients | Growth] = []
         nodes, live, arguments = guards.nodes, outcome.live, outcome.arguments
         if self._others is None:
             self._gradients = [(step.node, step.values[0]) for step in self.steps if step.is_gradient]
@@ -504,6 +515,8 @@ class Effects:
             values = [make(outcome) for make in step.values]
             before = step.kind.read(holder) if step.whole else (keys, [step.kind.get(holder, key) for key in keys])
             changes.append(Change(step.kind, holder, before, (keys, values), step.whole))
+        for spot, values in self.growth:
+            changes.append(Growth(live[spot], [make(outcome) for make in values]))
         return changes
 
 

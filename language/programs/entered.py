@@ -24,6 +24,7 @@ from typing import Any
 from monarch.compiler.errors import ProgramError, Source
 from monarch.language.compile import collect_as_before
 from monarch.language.programs.classify import kind_of
+from monarch.language.programs.growing import GrowingList
 from monarch.language.programs.held import MISSING
 from monarch.language.programs.kinds import Tensor, is_users_own_module
 from monarch.language.programs.library import Library
@@ -80,7 +81,7 @@ _OF_ANY_OBJECT = frozenset("argparse copy dataclasses inspect pickle pprint type
 _FIELDS = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 """A field of a format that reads an attribute or an entry."""
 
-_SYMBOL = re.compile(r"Sym(Int|Float|Bool|Node)|Scalar|symbolic_shapes")
+_SYMBOL = re.compile(r"Sym(Int|Float|Bool|Node)|Scalar|GrowingList|symbolic_shapes")
 """What an error says that was raised for a symbol, where the number for which it stands would have done."""
 _FORMATS = frozenset(("format", "format_map"))
 _SHOWS = frozenset(("repr", "str", "format"))
@@ -331,7 +332,7 @@ class Entered:
 
     def _at_line(self, frame: FrameType, event: str, argument: Any) -> Any:
         name = self._asking[id(frame.f_code)].get(frame.f_lineno) if event == "line" else None
-        if name is not None and (not name or type(frame.f_locals.get(name)) in (Scalar, ScalarInt)):
+        if name is not None and (not name or type(frame.f_locals.get(name)) in (Scalar, ScalarInt, GrowingList)):
             self.asks_type = True
         self._at_error(frame, event, argument)
         return self._at_line
@@ -343,8 +344,8 @@ class Entered:
         return self._at_error
 
     def _at_librarys_error(self, frame: FrameType, event: str, argument: Any) -> Any:
-        """Note an error of a library that takes no ScalarInt, and may handle it."""
-        if event == "exception" and ScalarInt.__name__ in str(argument[1]):
+        """Note an error of a library that takes no stand-in for a number or a list, and may handle it."""
+        if event == "exception" and any(kind.__name__ in str(argument[1]) for kind in (ScalarInt, GrowingList)):
             self.asks_type = True
         return self._at_librarys_error
 

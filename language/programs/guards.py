@@ -409,6 +409,10 @@ class Guards:
         if spot is not None:
             self._used.add(spot)
 
+    def keep_apart(self, spot: Spot) -> None:
+        """Expect a container at a place that no other place has."""
+        self._aliases.apart.append(spot)
+
     def use_apart(self) -> list[Spot]:
         """The places of all containers that can change, which checks give from now on."""
         self._used.update(self._aliases.apart)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from monarch.language.programs.call import ProgramCall
 from monarch.language.programs.named import Specialised
 from monarch.language.programs.nodes import Live, Path
-from monarch.language.programs.numbers import Known
+from monarch.language.programs.stand_ins import Known
 from monarch.language.programs.trace import Trace
 from monarch.language.programs.variant import Compiled, Variant
 from monarch.language.tensors.cell import Cell
@@ -38,7 +38,7 @@ class Entry:
         """The last trace, if later calls may fit it."""
         self.compiled: list[Compiled] = []
         self.moving: set[Path] = set()
-        self.numbers = Known()
+        self.stand_ins = Known()
         self.written = False
         """Whether the program changes tensors among its arguments in place."""
         self.again: dict[Path | None, int] = {}

@@ -28,9 +28,9 @@ from monarch.language.programs.handlers import HandlersLater
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
-from monarch.language.programs.numbers import Place, moved
 from monarch.language.programs.redundancy import keep_copies
 from monarch.language.programs.signature import no_function, parameters, signature, written
+from monarch.language.programs.stand_ins import Place, moved
 from monarch.language.programs.trace import Attempt, Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
@@ -224,30 +224,30 @@ class Program(Generic[P, R]):
         leaves, memory = call.leaves, self._memory
         place: Path | None = None
         stuck: Path | None = None
-        numbers: list[Place] = []
+        places: list[Place] = []
         if entry.variants:
             last = entry.variants[0]
             if entry.latest is not None and not entry.latest.replayed:
-                entry.numbers.learn(entry.latest.trace.pinned)
-            tensors, numbers, place = moved(last.guards, leaves, entry.numbers)
+                entry.stand_ins.learn(entry.latest.trace.pinned)
+            tensors, places, place = moved(last.guards, leaves, entry.stand_ins)
             stuck = next((path for path in tensors if path in entry.moving), None)
             for variant in entry.variants[1:]:  # the last call had other places, perhaps
-                others = moved(variant.guards, leaves, entry.numbers)
+                others = moved(variant.guards, leaves, entry.stand_ins)
                 tensors += others.tensors
-                numbers += others.numbers
+                places += others.places
             entry.moving.update(tensors)
-            for path in (place or (), *(number.path for number in numbers)):
+            for path in (place or (), *(each.path for each in places)):
                 for length in range(len(path)):
                     if (hyperparameter := last.trace.fixed.get(path[: length + 1])) is not None:
                         memory.varying.add(hyperparameter)
                         place = place or path
-                        numbers = [number for number in numbers if number.path != path]
-            entry.numbers.moving.update(number.path for number in numbers)
+                        places = [each for each in places if each.path != path]
+            entry.stand_ins.moving.update(each.path for each in places)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
         attempt, as_given = Attempt(), entry.written
         try:
             with full_collections_later():
-                found, compiled = self._traced(entry, call, numbers, attempt)
+                found, compiled = self._traced(entry, call, places, attempt)
                 if compiled in entry.compiled:
                     entry.compiled.remove(compiled)
                 entry.compiled = [compiled, *entry.compiled[: PLANS - 1]]
@@ -265,9 +265,10 @@ class Program(Generic[P, R]):
         if entry.written and entry.written is not as_given:
             return self._trace_and_run(entry, call, handlers)
         memory.others.update(found.meshes.values())
-        if not attempt.takes_numbers:
-            entry.numbers.give_up(number.path for number in numbers)
-            place = place or numbers[0].path
+        refused = [each.path for each in places if each.path not in attempt.stand_ins]
+        if refused:
+            entry.stand_ins.give_up(refused)
+            place = place or refused[0]
         if found.cannot is None:
             entry.latest = variant = Variant(compiled, found)
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
@@ -289,27 +290,25 @@ class Program(Generic[P, R]):
         found.release()
         return result
 
-    def _traced(
-        self, entry: Entry, call: ProgramCall, numbers: list[Place], attempt: Attempt
-    ) -> tuple[Trace, Compiled]:
+    def _traced(self, entry: Entry, call: ProgramCall, places: list[Place], attempt: Attempt) -> tuple[Trace, Compiled]:
         """A trace and its plan: for all values of the named sizes where the call has a family and that can be."""
         symbols = None if call.family is None else symbols_for(call.values)
         failed: Exception | None = None
         if symbols is not None:
             try:
-                return self._traced_once(entry, call, numbers, symbols, attempt)
+                return self._traced_once(entry, call, places, symbols, attempt)
             except Exception as error:  # whatever it is: without names either it is the user's to see, or there is none
                 attempt.take_back()
                 failed = error
-        found = self._traced_once(entry, call, numbers, None, attempt)
+        found = self._traced_once(entry, call, places, None, attempt)
         if failed is not None:
             self._memory.specialised.why(self._name, failed)
         return found
 
     def _traced_once(
-        self, entry: Entry, call: ProgramCall, numbers: list[Place], symbols: Any, attempt: Attempt
+        self, entry: Entry, call: ProgramCall, places: list[Place], symbols: Any, attempt: Attempt
     ) -> tuple[Trace, Compiled]:
-        found = self._trace(call, entry.moving, numbers, symbols, attempt)
+        found = self._trace(call, entry.moving, places, symbols, attempt)
         compiled = next((known for known in entry.compiled if known.serves(found)), None)
         if compiled is None and symbols is not None:
             compiled = self._memory.families.compiled(call, found)
@@ -440,12 +439,12 @@ class Program(Generic[P, R]):
     # -- tracing -------------------------------------------------------------------------------------------------
 
     def _trace(
-        self, call: ProgramCall, moving: set[Path], numbers: list[Place], symbols: Any, attempt: Attempt
+        self, call: ProgramCall, moving: set[Path], places: list[Place], symbols: Any, attempt: Attempt
     ) -> Trace:
         environment = find_environment(call.function)
         self._memory.resolved = mesh = self._find_mesh(call.leaves, environment)
         with mesh.spending("trace", self._name):
-            return trace(call, mesh, environment, self._memory.varying, moving, numbers, symbols, attempt)
+            return trace(call, mesh, environment, self._memory.varying, moving, places, symbols, attempt)
 
     def _find_mesh(self, leaves: list[Any], environment: Environment) -> Mesh:
         if self._mesh is not None:

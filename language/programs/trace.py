@@ -40,19 +40,20 @@ from monarch.language.programs.changes import Change
 from monarch.language.programs.effects import Effects, Make, Specialise, rebound
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, labelled, state_names
+from monarch.language.programs.growing import Growth
 from monarch.language.programs.guards import Guards, views_of
 from monarch.language.programs.handlers import ALL, HandlersLater
-from monarch.language.programs.held import PLAIN, Contents, Held
+from monarch.language.programs.held import MISSING, PLAIN, Contents, Held
 from monarch.language.programs.inputs import symbolic_arguments
 from monarch.language.programs.kinds import Tensor
 from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
-from monarch.language.programs.numbers import Numbers, Place, are_floats
 from monarch.language.programs.own import check_own
 from monarch.language.programs.passed import Passed
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, Stopped, result_of, with_sizes
 from monarch.language.programs.snapshot import Snapshot
+from monarch.language.programs.stand_ins import Place, StandIns, are_floats
 from monarch.language.programs.unsaid import unsaid
 from monarch.language.recorder.modes import tracing
 from monarch.language.recorder.random import counting_streams
@@ -85,8 +86,8 @@ class Attempt:
         self.given = False
         self.asks_type = False
         """Whether the function asks for the exact type of a float argument."""
-        self.takes_numbers = True
-        """Whether it takes symbols for numbers that it reads in Python."""
+        self.stand_ins: set[Path] = set()
+        """The places of numbers and lists in Python for which it takes stand-ins."""
         self.undo: Callable[[], None] = _nothing
 
     def take_back(self) -> None:
@@ -143,8 +144,8 @@ class Trace:
     """The Python objects among the results, by the leaf's number: how another call finds or makes them."""
     sources: dict[str, tuple[Spot, int | None]]
     """Where each hyperparameter is found: its place, and its number among several."""
-    numbers: Numbers
-    """The numbers that each call reads in Python."""
+    stand_ins: StandIns
+    """The numbers that each call reads in Python, and the lists to which it appends."""
     pinned: set[Path]
     """The places of such numbers of which the trace is valid for one value alone."""
     requiring: list[tuple[int, bool]]
@@ -169,7 +170,7 @@ class Trace:
     """The states, by number, of which an autocast around a call would keep casts."""
     questions: list[Question]
     """What each call asks of actors before its step."""
-    changes: list[Change]
+    changes: list[Change | Growth]
     """What the traced call changes in Python."""
     undo: Callable[[], None]
     """Puts all Python objects back to what they were before the trace."""
@@ -247,7 +248,7 @@ class Trace:
         self.states = []
         self.end = None if self.end is None else self.end[0].of((), ())
         self.hyperparameters = {}
-        self.numbers.values = {}
+        self.stand_ins.release()
         self.changes = []
         self.undo = _nothing
         self.guards.close()
@@ -276,23 +277,26 @@ def trace(
     """Run the function of a call with symbolic arguments and record it.
 
     `varying` are the hyperparameters that are known to vary, `moving` the places at which there are other tensors from
-    call to call, and `places` those of such numbers; `symbols` are the named sizes of the call, if there are any.
-    `attempt` can take back what the function changes in Python.
+    call to call, and `places` those of numbers that change and of lists that grow; `symbols` are the named sizes of the
+    call, if there are any. `attempt` can take back what the function changes in Python.
 
-    A float argument is a symbol in the trace, and so is a number at one of the places. Where the function asks for the
-    exact type of one, or hands it to what takes only Python's numbers, it is traced once more with the value itself,
-    which another value does not fit: first with those of the places, then with the arguments too.
+    A float argument is a symbol in the trace, and at the `places` there are stand-ins. Where the function asks for the
+    exact type of one, or hands it to what takes only Python's own, it is traced once more with the value itself, which
+    another value does not fit: first with those lists, then with those numbers, and last with the arguments.
     """
     symbolic = any(type(leaf) is float for leaf in call.leaves)
-    if places:
+    numbers = [place for place in places if place.type is not list]
+    for some in [places] if numbers == places else [places, numbers]:
+        if not some:
+            continue
         try:
-            found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, places)
+            found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, some)
             if not attempt.asks_type:
                 return found
-        except Exception:  # which is raised again where it was not the symbols' doing
+        except Exception:  # which is raised again where it was not the stand-ins' doing
             pass
         attempt.take_back()
-        attempt.asks_type, attempt.takes_numbers = False, False
+        attempt.asks_type, attempt.stand_ins = False, set()
     try:
         found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, [])
         if not attempt.asks_type:
@@ -343,10 +347,10 @@ def _trace(
     recording.repeatable = Repeatable(snapshot, entered, roots)
 
     of_caller: list[Passed] = []
-    numbers = Numbers(recording, snapshot)
+    stand_ins = StandIns(recording, snapshot)
 
     def undo() -> None:
-        numbers.settle()
+        stand_ins.take_back()
         snapshot.restore()
         watch.restore()
         for each in of_caller:
@@ -354,7 +358,6 @@ def _trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        numbers.put(places)
         inputs_, arguments = symbolic_arguments(recording, call, leaves, types, symbolic)
         as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
         passed = Passed(
@@ -364,6 +367,7 @@ def _trace(
             not call.examples,
         )
         of_caller.append(passed)
+        attempt.stand_ins = stand_ins.put(places, passes=bool(passed.ours))
         args, kwargs = passed.args, passed.kwargs
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
@@ -387,10 +391,10 @@ def _trace(
             if current.refused is not None:
                 raise current.refused  # which the program has caught
         entered.check_generator()
-        attempt.asks_type = entered.asks_type or recording.pickles
+        attempt.asks_type = entered.asks_type or recording.needs_values
         del args, kwargs
-        numbers.find()
-        free = dict.fromkeys(watch.read_at_each_call, are_floats) | numbers.free
+        stand_ins.find()
+        free = dict.fromkeys(watch.read_at_each_call, are_floats) | stand_ins.free
         requiring, with_gradients = differentiated(inputs_, leaves, call.given)
         for position in with_gradients:
             snapshot.visit(leaves[position])
@@ -430,11 +434,12 @@ def _trace(
         for held, now in changes:
             effects.concretize(held, now)
         effects.concretize_returned(result.leaves)
-        numbers.settle()
-        changed = [change for held, _ in own if (change := Change.since(held)) is not None]
+        stand_ins.settle()
+        changed: list[Change | Growth] = [change for held, _ in own if (change := Change.since(held)) is not None]
         for at, held, _ in among_arguments:
             changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
             changed[-1].make()
+        changed += stand_ins.grow()
         passes = bool(passed.ours)
         now = [], []  # the last one's tensors have histories, which keep what autograd has saved
         del changes, own, among_arguments, passed, inputs_
@@ -448,7 +453,7 @@ def _trace(
         if entered.handled is not None and symbols is not None:
             raise Specialise(f"it handles an error that a named size may have caused: {entered.handled}")
     except BaseException as error:
-        attempt.asks_type = entered.asks_type or recording.pickles
+        attempt.asks_type = entered.asks_type or recording.needs_values
         current.recording = before  # an interrupt may come where a context manager would have given this back,
         watch.end()  # or have ended that
         refused = current.refused
@@ -494,9 +499,9 @@ def _trace(
     }
     if cannot is None and any(spot is None for spot, _ in sources.values()):
         cannot = "it makes an optimizer", None
-    numbers.follow(guards)
-    pinned = numbers.pinned(recording.guards)
-    numbers.close()
+    stand_ins.follow(guards)
+    pinned = stand_ins.pinned(recording.guards)
+    stand_ins.close()
     large = [*recording.large.values()]
     recording.release()
     if symbols is not None:
@@ -525,7 +530,7 @@ def _trace(
             if (number := guards.node_of.get(id(group))) is not None
         },
         returned=returned,
-        numbers=numbers,
+        stand_ins=stand_ins,
         pinned=pinned,
         sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
         requiring=requiring,
@@ -563,8 +568,10 @@ def _has_got_a_history(held: Tensor) -> bool:
 
 def _check_regions(changes: list[tuple[Held, Contents]]) -> None:
     """What a branch or a loop makes has a value only where it runs, and only as its result."""
-    for _, (_, values) in changes:
-        for value in pytree.tree_leaves(list(values)):
+    for held, (keys, values) in changes:
+        before = dict(zip(*held.before, strict=True))
+        new = [value for key, value in zip(keys, values, strict=True) if before.get(key, MISSING) is not value]
+        for value in pytree.tree_leaves(new):
             cell = value._ref.cell if isinstance(value, DistributedTensor) else None
             if cell is None or not isinstance(cell.recording, Recording) or not cell.recording.inside:
                 continue

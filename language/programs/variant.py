@@ -29,6 +29,7 @@ from monarch.language.programs.call import leads_to
 from monarch.language.programs.changes import Change, Gradients, Outcome, undoing
 from monarch.language.programs.effects import Alias
 from monarch.language.programs.given_up import GivenUp
+from monarch.language.programs.growing import Growth
 from monarch.language.programs.guards import views_of
 from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.held import same_plain
@@ -296,7 +297,7 @@ def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Atte
     has signals' `handlers` run from then on."""
     scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
-    scalars.update(trace.numbers.values)
+    scalars.update(trace.stand_ins.values)
     cells = [cell for _, cell in trace.states]
     if trace.questions:
         types = [cell.type for cell in cells]
@@ -406,10 +407,17 @@ class Variant:
         self._read_too = [spot for spot in places if (spot[0], self.guards.nodes[spot[0]].keys[spot[1]]) not in puts]
         """Where lists and dicts are that matter if they are arguments too."""
         self._changed = {self.guards.nodes[step.node].parent for step in effects.steps}
-        for spot in trace.numbers.spots.values():
+        for spot in trace.stand_ins.spots.values():
             self.guards.use(spot)
-        self._has_numbers = bool(trace.arguments or self._hyperparameters or trace.numbers.spots)
-        touched = self.guards.states or compiled.left_updates or effects.steps or effects.passed or trace.returned
+        self._has_numbers = bool(trace.arguments or self._hyperparameters or trace.stand_ins.spots)
+        touched = (
+            self.guards.states
+            or compiled.left_updates
+            or effects.steps
+            or effects.passed
+            or effects.growth
+            or trace.returned
+        )
         self._only_computes = not (touched or trace.requiring)
         """Whether a call gives results and no more: it has no state, and changes nothing in Python."""
         leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
@@ -467,7 +475,7 @@ class Variant:
         for label, spot, index in self._hyperparameters:
             value = live[spot]
             values[label] = float(value if index is None else value[index])
-        self.trace.numbers.read(live, values)
+        self.trace.stand_ins.read(live, values)
         return values
 
     def _states_hold(self, cells: list[Cell]) -> bool:
@@ -512,7 +520,7 @@ class Variant:
             for mesh, own in trace.by_mesh(small):
                 mesh.separate(own, cells)
         given_up = GivenUp()
-        bound: tuple[Outcome, list[Change | Gradients]] | None = None
+        bound: tuple[Outcome, list[Change | Gradients | Growth]] | None = None
 
         def bind(handles: list[Handle]) -> TakeBack | None:
             nonlocal bound

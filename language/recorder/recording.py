@@ -59,7 +59,7 @@ class Recording:
         """The large plain tensors from outside that a program's ops have read, by id, each with its content."""
         self.scalars: dict[str, float] = {}
         self.guards: list[tuple[Expr, Any]] = []
-        self.pickles = False
+        self.needs_values = False
         """Whether code has asked for the bytes of a number that only a call knows, which are others than a float's."""
         self._by_handle: dict[int | None, Value] = {}
         self._lifted: dict[str, str] = {}

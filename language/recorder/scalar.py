@@ -120,7 +120,7 @@ class Scalar(torch.SymFloat):
         return format(self.node.value(), spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.node.guard.__self__.pickles = True
+        self.node.guard.__self__.needs_values = True
         return float, (float(self),)  # a copy, in memory or in a file, is a plain number
 
     __array_ufunc__ = None

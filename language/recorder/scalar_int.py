@@ -30,7 +30,7 @@ class OfCall(Protocol):
     def guard(self, expr: Expr, value: Any) -> None:
         """Note what has to hold for the trace to be valid at a later call."""
 
-    def pickle(self) -> None:
+    def refuse(self) -> None:
         """Note that code asks for the bytes of a ScalarInt, which are others than those of an int."""
 
     def as_float(self, expr: Expr, value: float) -> Scalar:
@@ -80,7 +80,7 @@ class ScalarInt:
         return format(self.value(), spec)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        self.call.pickle()
+        self.call.refuse()
         return int, (self.value(),)
 
     __array_ufunc__ = None

@@ -124,9 +124,11 @@ def test_what_was_bound_after_the_failed_step_stays() -> None:
 
 
 class Counting:
-    """A program that appends and counts: each call is traced again, for the length is another."""
+    """A program that appends and counts. Where it `reads` how long its list is, each call is traced again."""
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, reads: bool = False) -> None:
+        self.reads = reads
+        self.length = 0
         self.history: list[Any] = []
         self.seen: list[Any] = []
         self.calls = 0
@@ -139,12 +141,15 @@ class Counting:
         loss = x.sum(1)[chosen].sum()
         self.history.append(loss)
         self.seen.append(self.calls)
+        if self.reads:
+            self.length = len(self.history)
         return loss
 
 
-def test_a_list_that_a_program_appends_to_has_no_entry_of_a_failed_step() -> None:
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_list_that_a_program_appends_to_has_no_entry_of_a_failed_step(reads: bool) -> None:
     with Mesh(data=2) as mesh:
-        counting = Counting(mesh)
+        counting = Counting(mesh, reads)
         for call in range(4):
             counting.step(batch(call), GOOD)
         for call in (4, 5, 6):
@@ -163,14 +168,15 @@ def test_a_list_that_a_program_appends_to_has_no_entry_of_a_failed_step() -> Non
         )
 
 
-@pytest.mark.sample(1)
+@pytest.mark.sample(2)
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("traced", [False, True])
-def test_an_interrupt_at_any_line_of_a_step_makes_its_effects_once_or_not(traced: bool) -> None:
-    """A program that appends is traced at each call, one that shifts a queue is replayed."""
+@pytest.mark.parametrize("kind", ["counts", "is traced", "shifts a queue"])
+def test_an_interrupt_at_any_line_of_a_step_makes_its_effects_once_or_not(kind: str) -> None:
+    """All but the second are replayed."""
+    traced, counts = kind == "is traced", kind != "shifts a queue"
     with Mesh(data=2) as mesh:
         place = lambda value: monarch.distribute(value, mesh)  # noqa: E731
-        counting, queue, count = Counting(mesh), deque([place(torch.zeros(()))] * 3, 3), place(torch.zeros(()))
+        counting, queue, count = Counting(mesh, traced), deque([place(torch.zeros(()))] * 3, 3), place(torch.zeros(()))
 
         @monarch.program(mesh=mesh)
         def shift(x, chosen):
@@ -178,7 +184,7 @@ def test_an_interrupt_at_any_line_of_a_step_makes_its_effects_once_or_not(traced
             count = count + 1
             queue.append(count * 1)
 
-        step = counting.step if traced else shift
+        step = counting.step if counts else shift
         for _ in range(5):
             step(batch(0), GOOD)
         calls = 5
@@ -188,7 +194,7 @@ def test_an_interrupt_at_any_line_of_a_step_makes_its_effects_once_or_not(traced
         for at in range(0, points.passed, 997 if traced else 7):
             with suppress(KeyboardInterrupt), chaos.interrupt(at) as found:
                 step(batch(0), GOOD)
-            if traced:
+            if counts:
                 assert counting.calls in (calls, calls + 1), found.where
                 calls = counting.calls
                 assert counting.seen == list(range(1, calls + 1)) and len(counting.history) == calls, found.where

@@ -1,9 +1,9 @@
-"""Numbers in Python's objects that change from call to call, such as a count that a program adds to: while the program
-is traced, symbols stand at their places, so that one trace serves all values.
+"""Stand-ins for numbers that change from call to call, such as a count that a program adds to, and for lists that it
+appends to and never reads: with these at their places, one trace serves all numbers and lengths.
 
-A place gets a symbol once its number has changed between two calls. Where the program needs the value itself (as
-a size, a key or text), the trace is valid for that value alone; after `_PINNED` such traces that no later call has
-fitted, the place keeps its number.
+A place gets a stand-in once its number has changed, or its list has grown, between two calls. Where the program needs a
+number's value (as a size, a key or text), the trace is valid for that value alone; after `_PINNED` such traces that no
+later call has fitted, the place keeps its number.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, cast
 
 from monarch.compiler.tape import Expr, evaluate
 from monarch.language.programs import containers, kinds
+from monarch.language.programs.growing import Growing, GrowingList, Growth
 from monarch.language.programs.guards import Guards, Seen
 from monarch.language.programs.held import Attributes, Held, Slots
 from monarch.language.programs.nodes import Live, Path, Spot
@@ -37,11 +38,11 @@ _PINNED = 3
 
 
 class NotSymbolic(Exception):
-    """A symbol has got to where nothing follows it."""
+    """A stand-in has got to where nothing follows it."""
 
 
 class Place(NamedTuple):
-    """Where a number stands now."""
+    """Where a number or a list stands now."""
 
     path: Path
     kind: type[Held]
@@ -52,7 +53,7 @@ class Place(NamedTuple):
 
 @dataclass
 class Known:
-    """What is known of the numbers that a program's calls of one signature read in Python."""
+    """What is known of such places for the calls of one signature."""
 
     moving: set[Path] = field(default_factory=set)
     plain: set[Path] = field(default_factory=set)
@@ -78,8 +79,8 @@ class Moved(NamedTuple):
 
     tensors: list[Path]
     """The places at which there is another tensor."""
-    numbers: list[Place]
-    """Those of numbers that are others at each call, and may take symbols."""
+    places: list[Place]
+    """Those of numbers that change and of lists that grow, which may take stand-ins."""
     other: Path | None
     """The first of the other places that are not as expected."""
 
@@ -87,33 +88,47 @@ class Moved(NamedTuple):
 def moved(guards: Guards, arguments: list[Any], known: Known) -> Moved:
     """Compare what stands at the places of guards now with what they expect."""
     tensors: list[Path] = []
-    numbers: list[Place] = []
+    places: list[Place] = []
     other: Path | None = None
+    holders: dict[int, Any] = {}
     for seen in guards.places(arguments):
-        if seen.position is not None and _is_number(seen, known):
-            numbers.append(
+        holders[id(seen.node)] = seen.holder
+        if _has_grown(seen, known):
+            number, at = cast("Spot", seen.node.parent)
+            node = guards.nodes[number]
+            places.append(Place(seen.path, node.kind, holders[id(node)], node.keys[at], list))
+        elif seen.position is not None and _is_number(seen, known):
+            places.append(
                 Place(seen.path, seen.node.kind, seen.holder, seen.node.keys[seen.position], type(seen.value))
             )
         elif not seen.is_expected and type(seen.value) is DistributedTensor:
             tensors.append(seen.path)
         elif not seen.is_expected:
             other = other or seen.path
-    return Moved(tensors, numbers, other)
+    return Moved(tensors, places, other)
 
 
 def _is_number(seen: Seen, known: Known) -> bool:
     """Whether a number stands at a place of which a symbol can stand, and is another than in the last trace, or was so
     before."""
     node, kind = seen.node, type(seen.value)
-    if kind not in (int, float) or node.kind not in _KINDS or seen.path in known.plain:
+    if kind not in (int, float, list) or node.kind not in _KINDS or seen.path in known.plain:
         return False
     if node.kind is containers.Sequence and node.type is not list:
         return False
     return seen.path in known.moving or (not seen.is_expected and kind is type(node.plain.get(seen.position or 0)))
 
 
-class Numbers:
-    """The symbols of one trace, and where they stand."""
+def _has_grown(seen: Seen, known: Known) -> bool:
+    """Whether a list has more entries than in the last trace, and stands where a stand-in can."""
+    node = seen.node
+    if seen.position is not None or node.type is not list or type(seen.holder) is not list or node.parent is None:
+        return False
+    return len(seen.holder) > node.length and seen.path not in known.plain
+
+
+class StandIns:
+    """The stand-ins of one trace, and where they stand."""
 
     def __init__(self, recording: Recording, snapshot: Snapshot) -> None:
         self._recording: Recording | None = recording
@@ -132,11 +147,14 @@ class Numbers:
         """The floats that each call computes of whole numbers before its step, by label."""
         self.values: dict[str, Any] = {}
         """All of these numbers now."""
+        self._grown: list[Growth] = []
 
-    def put(self, places: list[Place]) -> None:
-        """Have symbols stand at these places, and be what is noted of their objects."""
+    def put(self, places: list[Place], passes: bool) -> set[Path]:
+        """Have stand-ins at these places, and in what is noted of their objects; for lists only where no list or dict
+        `passes` as an argument. Gives the paths of the places that have one."""
         recording = self._recording
         assert recording is not None
+        taken: set[Path] = set()
         for place in sorted(places, key=lambda place: str(place.path)):
             held = self._held(place)
             if held is None or place.key not in held.before[0]:
@@ -146,31 +164,41 @@ class Numbers:
             cell = _cell(place.holder, place.key)
             if id(cell) in self._cells:
                 held.before[1][at] = self._symbols[self._cells[id(cell)]][1]
+                taken.add(place.path)
                 continue
             if type(value) is not place.type:
                 continue
             label, number = f"number{len(self._symbols)}", cast("Any", value)
-            if place.type is int:
-                symbol: Any = ScalarInt(Expr("scalar", (label, "i64")), number, self)
+            if place.type is list:
+                if passes or self._stands_twice(number):
+                    continue
+                symbol: Any = GrowingList(self.refuse)
+                del self._snapshot.held[id(number)]
+                self._snapshot.note(Growing(symbol))
+            elif place.type is int:
+                symbol = ScalarInt(Expr("scalar", (label, "i64")), number, self)
             else:
                 symbol = recording.scalar(label, number)
             self._plain[id(symbol)] = value
             self._symbols[label] = place, symbol
-            self.values[label] = value
+            if place.type is not list:
+                self.values[label] = value
             if cell is not None:
                 self._cells[id(cell)] = label
             held.before[1][at] = symbol
             place.kind.put(place.holder, place.key, symbol)
+            taken.add(place.path)
+        return taken
 
     def guard(self, expr: Expr, value: Any) -> None:
         """Note what has to hold for the trace to be valid at a later call."""
         if self._recording is not None:  # or the trace has ended, and left a symbol where nothing follows it
             self._recording.guard(expr, value)
 
-    def pickle(self) -> None:
-        """Note that code asks for the bytes of a symbol."""
+    def refuse(self) -> None:
+        """Note that code asks what a stand-in cannot answer."""
         if self._recording is not None:
-            self._recording.pickles = True
+            self._recording.needs_values = True
 
     def as_float(self, expr: Expr, value: float) -> Scalar:
         """The float that an expression of whole numbers is at each call: an input, which the call computes."""
@@ -192,15 +220,23 @@ class Numbers:
             here = held.holder is place.holder and type(held) is place.kind and key == place.key
             if not here and id(_cell(held.holder, key)) not in self._cells:
                 raise NotSymbolic(str(key))
-            self.free[id(held.holder), key] = _is_int if place.type is int else _is_float
+            self.free[id(held.holder), key] = _CHECKS[place.type]
+        for value in self._plain.values():
+            if id(value) in self._snapshot.held and type(value) is list:
+                raise NotSymbolic("a list that another place has too")
 
     def follow(self, guards: Guards) -> None:
         """Find the places among those of guards. A number that is at none of them the program cannot have read."""
         for label, (place, _) in self._symbols.items():
             held = self._held(place)
             number = None if held is None else guards.node_of.get(held.ident)
-            if number is not None and place.key in guards.nodes[number].keys:
-                self.spots[label] = number, guards.nodes[number].keys.index(place.key)
+            if number is None or place.key not in guards.nodes[number].keys:
+                continue
+            spot = number, guards.nodes[number].keys.index(place.key)
+            if place.type is list:
+                guards.keep_apart(spot)
+            else:
+                self.spots[label] = spot
 
     def settle(self) -> None:
         """Give all places that still have their symbols the numbers for which these stand. To do it again changes
@@ -211,6 +247,24 @@ class Numbers:
             held.before[1][at] = self._plain[id(symbol)]
             if held.get(held.holder, key) is symbol:
                 type(held).put(held.holder, key, self._plain[id(symbol)])
+
+    def grow(self) -> list[Growth]:
+        """Give lists what was appended to their stand-ins."""
+        for place, symbol in self._symbols.values():
+            if place.type is list and symbol._appended:
+                self._grown.append(Growth(self._plain[id(symbol)], [*symbol._appended]))
+                self._grown[-1].make()
+        return [*self._grown]
+
+    def take_back(self) -> None:
+        """Put all back to what it was before the trace. To do it again changes nothing."""
+        self.settle()
+        for growth in reversed(self._grown):
+            growth.undo()
+
+    def release(self) -> None:
+        """Let go of what only the traced call needed."""
+        self.values, self._grown = {}, []
 
     def close(self) -> None:
         """Let go of what only the trace needed, but for what `pinned` asks."""
@@ -243,6 +297,10 @@ class Numbers:
                 found.add(self._symbols[expr.args[0]][0].path)
         return found
 
+    def _stands_twice(self, value: Any) -> bool:
+        found = (each for held in self._snapshot.held.values() for each in held.before[1] if each is value)
+        return next(found, None) is not None and next(found, None) is not None
+
     def _standing(self) -> Iterator[tuple[Held, Any]]:
         for held in self._snapshot.held.values():
             for key, value in zip(*held.before, strict=True):
@@ -265,12 +323,19 @@ def _cell(holder: Any, key: Any) -> Any:
     return (holder.__closure__ or ())[holder.__code__.co_freevars.index(key)]
 
 
+def _is_list(value: Any) -> bool:
+    return type(value) is list
+
+
 def _is_int(value: Any) -> bool:
     return type(value) is int
 
 
 def _is_float(value: Any) -> bool:
     return type(value) is float
+
+
+_CHECKS = {int: _is_int, float: _is_float, list: _is_list}
 
 
 def are_floats(value: Any) -> bool:
