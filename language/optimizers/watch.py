@@ -166,8 +166,8 @@ class OptimizerWatch:
     """Follows the optimizers that a trace reaches.
 
     While the program runs, a float `lr` (and what is known to vary: `varying`, pairs of an optimizer's label and a
-    key) is a Scalar, whoever reads it; while `step` runs, a tensor or an int is one too. All other hyperparameters are
-    built into the program. What the program may have read otherwise than as a Scalar is guarded as all that it reads.
+    key) is a Scalar, whoever reads it; while `step` runs, a tensor or an int `lr` is one too. All other hyperparameters
+    are built into the program, which guards them, as it guards all that it may have read otherwise than as a Scalar.
     """
 
     def __init__(self, recording: Recording, reached: Mapping[str, Optimizer], varying: set[tuple[str, str]]) -> None:
@@ -235,6 +235,8 @@ class OptimizerWatch:
             if type(optimizer) in _CAPTURABLE and group.get("capturable") is False:
                 self._swap(self._stepping, group, "capturable", True)  # they branch on the step's number otherwise
             for key, name in self._changing(optimizer, number):
+                if type(group[key]) is int and key != "lr":
+                    continue  # which the program may count
                 if _is_number(group[key]) and number < len(before) and group[key] is before[number].get(key):
                     self._swap(self._stepping, group, key, self._scalar(name, group, key, None, group[key]))
         _place_state(optimizer, counters=True)

@@ -236,7 +236,7 @@ class Program(Generic[P, R]):
                 tensors += others.tensors
                 places += others.places
             entry.moving.update(tensors)
-            for path in (place or (), *(each.path for each in places)):
+            for path in (place or (), *(each.path for each in places if each.type is float)):
                 for length in range(len(path)):
                     if (hyperparameter := last.trace.fixed.get(path[: length + 1])) is not None:
                         memory.varying.add(hyperparameter)
@@ -281,6 +281,7 @@ class Program(Generic[P, R]):
                 history = "" if place else f", and a tensor with a history: leave {name}.detach()"
                 self._say(entry, at, (what + history, found.line(name)), advice)
         else:
+            entry.latest = None
             self._say(entry, None, found.cannot)
         if found.effects.lengthens:
             self._note_length()

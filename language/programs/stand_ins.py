@@ -18,7 +18,7 @@ from monarch.language.programs import containers, kinds
 from monarch.language.programs.growing import Growing, GrowingList, Growth
 from monarch.language.programs.guards import Guards, Seen
 from monarch.language.programs.held import Attributes, Held, Slots
-from monarch.language.programs.nodes import Live, Path, Spot
+from monarch.language.programs.nodes import Live, Node, Path, Spot
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.recording import Recording
 from monarch.language.recorder.scalar import Scalar
@@ -93,9 +93,9 @@ def moved(guards: Guards, arguments: list[Any], known: Known) -> Moved:
     holders: dict[int, Any] = {}
     for seen in guards.places(arguments):
         holders[id(seen.node)] = seen.holder
-        if _has_grown(seen, known):
-            number, at = cast("Spot", seen.node.parent)
-            node = guards.nodes[number]
+        number, at = seen.node.parent or (0, 0)
+        node = guards.nodes[number]
+        if _has_grown(seen, known) and _takes_stand_ins(node):
             places.append(Place(seen.path, node.kind, holders[id(node)], node.keys[at], list))
         elif seen.position is not None and _is_number(seen, known):
             places.append(
@@ -112,15 +112,17 @@ def _is_number(seen: Seen, known: Known) -> bool:
     """Whether a number stands at a place of which a symbol can stand, and is another than in the last trace, or was so
     before."""
     node, kind = seen.node, type(seen.value)
-    if kind not in (int, float, list) or node.kind not in _KINDS or seen.path in known.plain:
-        return False
-    if node.kind is containers.Sequence and node.type is not list:
+    if kind not in (int, float, list) or not _takes_stand_ins(node) or seen.path in known.plain:
         return False
     return seen.path in known.moving or (not seen.is_expected and kind is type(node.plain.get(seen.position or 0)))
 
 
+def _takes_stand_ins(node: Node) -> bool:
+    return node.kind in _KINDS and (node.kind is not containers.Sequence or node.type is list)
+
+
 def _has_grown(seen: Seen, known: Known) -> bool:
-    """Whether a list has more entries than in the last trace, and stands where a stand-in can."""
+    """Whether a list has more entries than in the last trace."""
     node = seen.node
     if seen.position is not None or node.type is not list or type(seen.holder) is not list or node.parent is None:
         return False
@@ -137,6 +139,8 @@ class StandIns:
         """The number for which each symbol stands, by the symbol's id."""
         self._symbols: dict[str, tuple[Place, Any]] = {}
         self._floats: dict[Expr, Scalar] = {}
+        self._put: list[tuple[Place, Any, Any]] = []
+        """Where each was put, with the number or list for which it stands."""
         self._cells: dict[int, str] = {}
         """The labels of variables that functions close over, by the id of their cells."""
         self.free: dict[tuple[int, Any], Callable[[Any], bool]] = {}
@@ -157,7 +161,7 @@ class StandIns:
         taken: set[Path] = set()
         for place in sorted(places, key=lambda place: str(place.path)):
             held = self._held(place)
-            if held is None or place.key not in held.before[0]:
+            if held is None or place.key not in held.before[0] or (isinstance(held, kinds.Names) and held.is_librarys):
                 continue
             at = held.before[0].index(place.key)
             value = held.before[1][at]
@@ -185,6 +189,7 @@ class StandIns:
                 self.values[label] = value
             if cell is not None:
                 self._cells[id(cell)] = label
+            self._put.append((place, symbol, value))
             held.before[1][at] = symbol
             place.kind.put(place.holder, place.key, symbol)
             taken.add(place.path)
@@ -243,10 +248,10 @@ class StandIns:
         nothing."""
         for held, key in self._standing() if self._plain else ():
             at = held.before[0].index(key)
-            symbol = held.before[1][at]
-            held.before[1][at] = self._plain[id(symbol)]
-            if held.get(held.holder, key) is symbol:
-                type(held).put(held.holder, key, self._plain[id(symbol)])
+            held.before[1][at] = self._plain[id(held.before[1][at])]
+        for place, symbol, value in self._put:
+            if place.kind.get(place.holder, place.key) is symbol:
+                place.kind.put(place.holder, place.key, value)
 
     def grow(self) -> list[Growth]:
         """Give lists what was appended to their stand-ins."""
@@ -264,7 +269,7 @@ class StandIns:
 
     def release(self) -> None:
         """Let go of what only the traced call needed."""
-        self.values, self._grown = {}, []
+        self.values, self._grown, self._put = {}, [], []
 
     def close(self) -> None:
         """Let go of what only the trace needed, but for what `pinned` asks."""

@@ -350,9 +350,9 @@ def _trace(
     stand_ins = StandIns(recording, snapshot)
 
     def undo() -> None:
+        watch.restore()  # which may have noted an optimizer with stand-ins
         stand_ins.take_back()
         snapshot.restore()
-        watch.restore()
         for each in of_caller:
             each.give_back()
 
@@ -367,13 +367,13 @@ def _trace(
             not call.examples,
         )
         of_caller.append(passed)
-        attempt.stand_ins = stand_ins.put(places, passes=bool(passed.ours))
         args, kwargs = passed.args, passed.kwargs
         with ExitStack() as stack:
             stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
             stack.enter_context(counting_streams(lambda: entered.generator.get("manual_seed")))
             stack.enter_context(CASTS.apart())
             stack.enter_context(watch.watching())
+            attempt.stand_ins = stand_ins.put(places, passes=bool(passed.ours))
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
             if symbols is not None:

@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from monarch.compiler.errors import ProgramError
 from monarch.compiler.ops.schema import memory_of
 from monarch.compiler.tape import Value
+from monarch.language.programs.growing import GrowingList
 from monarch.language.recorder.recording import Recording
 from monarch.language.source import user_source
 from monarch.language.tensors.tensor import DistributedTensor
@@ -182,7 +183,8 @@ def _own(module: nn.Module) -> Own:
 
 
 def _entries(value: Any) -> Any:
-    return value.copy() if type(value) in (list, dict, set, deque) else None
+    # A GrowingList refuses to be copied, and the program is traced without one: microbatches append to it each.
+    return value.copy() if type(value) in (list, dict, set, deque, GrowingList) else None
 
 
 def _same(value: Any, entries: Any) -> bool:

@@ -309,6 +309,42 @@ def test_a_scheduler_that_steps_in_a_program_costs_few_traces(
     assert len(traces) <= traced
 
 
+class Counting(torch.optim.Optimizer):
+    """SGD with a corrected mean, which counts its steps as ints."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1, "seen": 0, "decay": 0.9})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            group["seen"] += 1
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                if not state:
+                    state.update(step=0, mean=torch.zeros_like(parameter))
+                state["step"] += 1
+                state["mean"].mul_(group["decay"]).add_(parameter.grad)
+                parameter.add_(state["mean"] / (1 - group["decay"] ** state["step"]), alpha=-group["lr"])
+
+
+@QUIET
+def test_an_optimizer_that_counts_ints_counts_ints(mesh: Mesh, traces: list[str]) -> None:
+    def case(w):
+        optimizer = Counting(w["m"].parameters())
+
+        def step(x):
+            optimizer.zero_grad()
+            w["m"](x).square().mean().backward()
+            optimizer.step()
+            return [{k: v for k, v in state.items() if k != "mean"} for state in optimizer.state.values()]
+
+        return step, lambda call: optimizer.param_groups[0].update(decay=0.8) if call == 5 else None
+
+    assert_alike(case, mesh, calls=9)
+    assert len(traces) <= 4
+
+
 @AGAIN
 def test_a_call_that_raises_leaves_the_count_as_it_was(mesh: Mesh) -> None:
     state = types.SimpleNamespace(n=0, f=1.0)

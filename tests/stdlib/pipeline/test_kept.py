@@ -140,7 +140,7 @@ class Attributes(nn.Module):
 def test_attributes_change_once_a_step(mesh: Mesh, change: Callable[[Any, Any], Any]) -> None:
     torch.manual_seed(0)
     step, pipe, dense = step_of(Attributes(change), mesh)
-    for _ in range(2):
+    for _ in range(4):
         x, y = torch.randn(6, 6), torch.randn(6, 6)
         torch.testing.assert_close(step(x, y).full_tensor(), F.mse_loss(dense(x), y).detach())
     ours: Any = pipe.model
