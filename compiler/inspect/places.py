@@ -74,7 +74,7 @@ def _text(place: PlaceExplanation) -> list[str]:
             lines.append(f"    and so on, for {len(whys)} tensors that travel together")
     if len(met) > _SHOWN:
         lines += ["", f"  and {_count(len(met) - _SHOWN, 'collective')} more"]
-    return [*lines, "", f"  the whole story of one: --why {met[0].name}"] if met else lines
+    return [*lines, "", f"  the full explanation of one: --why {met[0].name}"] if met else lines
 
 
 def _count(number: int, noun: str) -> str:

@@ -351,12 +351,12 @@ def _text(found: Explanation) -> list[str]:
         for chain in moved.value_chains:
             lines += _chain(chain, "    ", f"%{chain.name} on '{chain.decision.mesh_dim}'")
         for chain in moved.taker_chains:
-            title = f"%{chain.name}, which takes it, on '{chain.decision.mesh_dim}'"
+            title = f"%{chain.name}, which reads it, on '{chain.decision.mesh_dim}'"
             lines += _chain(chain, "    ", title, apart_from=moved.value)
         if len(moved.takers) > 1:
-            lines.append(f"    and {len(moved.takers) - 1} more take it")
+            lines.append(f"    and {len(moved.takers) - 1} more read it")
     if len(found.moved) > 2:
-        lines += ["", f"  {len(found.moved)} tensors travel together: ask for one result's name to see its whole story"]
+        lines += ["", f"  {len(found.moved)} tensors travel together: name one result for its full explanation"]
     for chain in found.chains:
         lines.append("")
         lines += _chain(chain, "  ", f"on '{chain.decision.mesh_dim}'")

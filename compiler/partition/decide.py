@@ -98,13 +98,13 @@ class _Decider:
     def placeholder(self, node: fx.Node) -> Decided:
         kind, label, type_ = node.meta["kind"], node.meta["label"], node.meta["type"]
         if kind in ("input", "state"):
-            where = f"the layout that {kind} {label!r} was given says so: {type_.layout}"
+            where = f"the program gives {kind} {label!r} the layout {type_.layout}"
             if type_.layout.placement(self.dim) is None:
-                where = f"the layout that {kind} {label!r} was given, {type_.layout}, does not name '{self.dim}'"
+                where = f"the layout of {kind} {label!r}, {type_.layout}, does not name '{self.dim}'"
             if node.meta.get("found"):
-                where = f"{FOUND_LINE}put {kind} {label!r} so: {type_.layout}"
+                where = f"{FOUND_LINE}give {kind} {label!r} the layout {type_.layout}"
         else:
-            where = f"a {kind} is whole on every worker"
+            where = f"every worker holds the whole {kind}"
         return Decided(self.dim, "", "", where)
 
     def call(self, node: fx.Node) -> Decided:
@@ -113,14 +113,14 @@ class _Decider:
         exact = self.choice.exact
         if node.target is ops.constrain:
             if node.meta.get("found"):
-                return Decided(self.dim, "", "", f"{FOUND_LINE}put what is read of it so: {args_of(node)[1]}")
+                return Decided(self.dim, "", "", f"{FOUND_LINE}give it {args_of(node)[1]} where it is read")
             return Decided(self.dim, "", "", f"{LAYOUT_LINE}{provenance(node).source} says {args_of(node)[1]}")
         if node.target is ops.recv:
-            why = node.meta.get("received", "it comes from another mesh, and is received as its readers take it")
+            why = node.meta.get("received", "another mesh sends it, and it arrives in the layout that its readers need")
             return Decided(self.dim, "", "", why, (), others, exact)
         if node.target is operator.getitem:
             (producer,) = self.options.operands[node]
-            why = f"one of the results of %{producer.name}, which gives it so"
+            why = f"%{producer.name} produces it in this layout"
             return Decided(self.dim, "", "", why, (_key(producer),), others, exact, ((producer.name, _key(producer)),))
         strategy = chosen.strategy
         operands = self.options.operands[node]
@@ -144,8 +144,8 @@ class _Decider:
             readers = self.readers(node, strategy.results[0])
             names = tuple((_origin(reader).name, _key(reader)) for reader in readers)
             listed = _listed([f"%{name}" for name, _ in names])
-            takes = "takes" if len(names) == 1 else "take"
-            why = f"it is computed from no sharded value, so it is made as {listed} {takes} it"
+            need = "needs" if len(names) == 1 else "need"
+            why = f"none of its operands is sharded, so it gets the layout that {listed} {need}"
             keys = tuple(dict.fromkeys(key for _, key in names))
             return Decided(self.dim, str(self.options.rules[node]), strategy.factor, why, keys, others, exact, names)
         keys = tuple(dict.fromkeys(_key(operand) for operand in causes))
@@ -159,9 +159,9 @@ class _Decider:
         if ends(node, self.dim):
             placement = args_of(node)[2]
             what = f"blocks of dim {placement}" if isinstance(placement, int) else f"a pending {placement}"
-            return f"per-worker code ends here: what each worker along '{self.dim}' has becomes {what}"
+            return f"per-worker code ends here: the values of the workers along '{self.dim}' become {what}"
         if begins(node, self.dim):
-            return f"per-worker code: each worker along '{self.dim}' takes its own here"
+            return f"per-worker code begins here: each worker along '{self.dim}' gets a value of its own"
         if node in self.options.varying:
             found = [each for each in self.options.operands[node] if each in self.options.varying]
             names = _listed([f"%{_origin(each).name}" for each in found])
@@ -200,20 +200,20 @@ class _Decider:
         if strategy.factor == PARTIAL:
             text = f"a pending sum over '{dim}' passes through: {names} {_is(causes)} one"
         elif strategy.factor:
-            text = f"'{dim}' cuts {strategy.factor}: {names} {_is(causes)} cut along it already"
+            text = f"'{dim}' shards {strategy.factor}: {names} {_is(causes)} sharded along it already"
             if not all(self.lies(cause, wanted) for cause, wanted in self._wanted(node, strategy) if cause in causes):
-                text = f"'{dim}' cuts {strategy.factor}, and what it reads is brought to lie so"
+                text = f"'{dim}' shards {strategy.factor}, and its operands are resharded for it"
         elif not self.options.operands[node]:
-            text = "it reads nothing, so every worker makes the whole"
+            text = "it has no operands, so every worker computes all of it"
         elif len(self.options.strategies[node]) == 1:
-            text = f"nothing that it reads leads to a cut over '{dim}': every worker computes the whole"
+            text = f"its operands give no way to shard it over '{dim}': every worker computes all of it"
         else:
-            text = f"it computes the whole on every worker along '{dim}', which serves the whole program best"
+            text = f"every worker along '{dim}' computes all of it, which costs the program least"
         if chosen.after != (chosen.gives if strategy.results else None):
-            text += f"; its result goes on as {self.placed(_ndim(node), chosen.after)}"
+            text += f"; its result is resharded to {self.placed(_ndim(node), chosen.after)}"
         rest = [other.extra for other in others[1:]]
         if strategy.factor and rest and min(rest) > 0:
-            instead = "the other way" if len(rest) == 1 else f"the best of the {len(rest)} other ways"
+            instead = "the other option" if len(rest) == 1 else f"the cheapest of the {len(rest)} other options"
             text += f"; {instead} would cost {min(rest):,.0f} bytes more"
         return text
 

@@ -142,9 +142,9 @@ class _Rewrite:
             microbatch=maker.microbatch if taker.microbatch is None else taker.microbatch,
             stage=maker.stage if taker.stage is None else taker.stage,
         )
-        why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} takes it {_words(target, dim)}"
+        why = f"{_describe(value)} is {_words(source, dim)}; {_describe(user)} needs it {_words(target, dim)}"
         if user is value:
-            why = f"{_describe(value)} is {_words(source, dim)}, and its users take it {_words(target, dim)}"
+            why = f"{_describe(value)} is {_words(source, dim)}, and its users need it {_words(target, dim)}"
 
         def local(op: ops.MonarchOp, *args: Any, to: TensorType = type_) -> fx.Node:
             node = self.new.call(op, *args, type=to, provenance=of, name=f"{value.name}_{op.name}")
@@ -206,7 +206,7 @@ def _describe(node: fx.Node) -> str:
 
 def _words(placement: Placement, dim: str) -> str:
     if placement is None:
-        return f"whole on '{dim}'"
+        return f"replicated on '{dim}'"
     if placement == VARYING:
         return f"as a tensor of each worker's own along '{dim}'"
     return (

@@ -26,7 +26,7 @@ def mark_gathered(node: fx.Node, rule: Rule, operands: frozenset[int]) -> None:
         return
     before: frozenset[int] = node.meta.get("gathered", frozenset())
     node.meta["gathered"] = before | operands
-    node.meta["why"] = f"every worker computes the whole of it, with {_gathered_text(node)} gathered: {rule.reason}"
+    node.meta["why"] = f"every worker computes all of it, with {_gathered_text(node)} gathered: {rule.reason}"
 
 
 def announce(graph: Graph, strict: bool) -> int:

@@ -53,13 +53,11 @@ def _why(problem: Problem, chosen: Mapping[int, Choice], kind: Kind) -> list[str
             text = f"stored in shards over %, which saves up to {format_bytes(saved)} of each, and gathered for its use"
             said.setdefault(text, []).append(name)
         elif isinstance(taken, int) and is_partial(given):
-            said.setdefault("a block of what is summed on each worker of %", []).append(name)
+            said.setdefault("each worker along % computes a summand of the results", []).append(name)
         elif isinstance(taken, int):
-            said.setdefault("a block of the results on each worker of %", []).append(name)
+            said.setdefault("each worker along % computes a block of the results", []).append(name)
         elif strategy.factor:
-            said.setdefault("whole along %, which shards what it is applied to: its gradient is summed", []).append(
-                name
-            )
+            said.setdefault("replicated along %, which shards its input: its gradient is summed", []).append(name)
     return [text.replace("%", " and ".join(names)) for text, names in said.items()]
 
 

@@ -121,7 +121,7 @@ def test_the_last_lines_only_are_remembered(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_graph_says_why() -> None:
     text = str(whole(graph(SORTED.format(line=3))))
-    assert "every worker computes the whole of it, with 96 B gathered: it has no sharding rule" in text
+    assert "every worker computes all of it, with 96 B gathered: it has no sharding rule" in text
 
 
 def test_nothing_is_said_where_nothing_is_gathered() -> None:

@@ -125,9 +125,9 @@ def test_inspecting(tmp_path: Path) -> None:
     output = run("inspecting.py", "page.html", cwd=tmp_path)
     assert "traced: 39 ops" in output
     assert "train_step on mesh<data=8, model=4>: 32 workers, for cpu" in output
-    assert re.search(r"most bytes: \w+, [\d,]+ a worker, over data: .* takes it whole on 'data'", output)
+    assert re.search(r"most bytes: \w+, [\d,]+ a worker, over data: .* needs it replicated on 'data'", output)
     assert "for the line: loss = F.cross_entropy(model(x), labels)" in output
-    assert "the layout that state '0.up.weight' was given says so" in output  # the chain of causes
+    assert "the program gives state '0.up.weight' the layout" in output  # the chain of causes
     page = (tmp_path / "page.html").read_text()
     assert page.startswith("<!doctype html>") and "train_step" in page
 

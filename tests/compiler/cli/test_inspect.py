@@ -163,7 +163,7 @@ def test_what_one_worker_holds(mlp: Plan, monarchc: Run) -> None:
 def test_why(mlp: Plan, monarchc: Run) -> None:
     out = monarchc("inspect", "mlp.mplan", "--why", "%mm_1_all_reduce").out
     assert out.startswith("%mm_1_all_reduce = all_reduce(")
-    assert "the layout that state 'down' was given says so: [@model, -]" in out
+    assert "the program gives state 'down' the layout [@model, -]" in out
     assert "chosen" in out and "bytes" in out
     found = json.loads(monarchc("inspect", "mlp.mplan", "--why", "mm_1_all_reduce", "--json").out)["why"]
     assert found["mesh_dims"] == ["model"] and found["moved"][0]["value_chains"]

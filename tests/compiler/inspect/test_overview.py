@@ -145,7 +145,7 @@ def gathering(times: int) -> Plan:
     b.module = "attn"
     y = b.add("aten.relu", f32((64, 256), ROWS), (x,), rule="... -> ...")
     for _ in range(times):
-        b.add("all_gather", f32((64, 256), ((), ())), (y,), mesh_dims=("data",), why="its users take it whole")
+        b.add("all_gather", f32((64, 256), ((), ())), (y,), mesh_dims=("data",), why="its users need it replicated")
     return b.plan()
 
 
@@ -171,7 +171,7 @@ def test_waiting_is_told_where_it_is_a_part_of_the_step() -> None:
     b.line = 41
     x = b.add("input", f32((4096, 256), ROWS), call="input 0", name="x")
     y = b.add("aten.relu", f32((4096, 256), ROWS), (x,), rule="... -> ...")
-    b.add("all_gather", f32((4096, 256), ((), ())), (y,), mesh_dims=("data",), why="its users take it whole")
+    b.add("all_gather", f32((4096, 256), ((), ())), (y,), mesh_dims=("data",), why="its users need it replicated")
     found = verdicts(b.plan(), estimate(b.plan(), cluster_of("cpu")))
     assert isinstance(found[-1], Verdict) and found[-1].text.startswith("a worker waits for what moves over data for ")
 

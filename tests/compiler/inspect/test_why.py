@@ -50,7 +50,7 @@ def test_a_layout_line_is_a_cause_also_where_the_value_lay_so() -> None:
             assert re.search(r"; layout\(\) at programs\.py:\d+:\d+ says so too$", chain.decision.why), (
                 chain.decision.why
             )
-    assert "the layout that input 0 was given says so: [@data, -]; layout() at" in str(explain(plan, "x"))
+    assert "the program gives input 0 the layout [@data, -]; layout() at" in str(explain(plan, "x"))
     model = explain(plan, "mm_1").chains[1]
     relu = next(cause for cause in model.causes if cause.name == "relu")
     assert relu.said and [cause.name for cause in relu.causes] == ["mm"]

@@ -166,7 +166,7 @@ def test_why_tells_what_was_found_from_what_the_user_said() -> None:
     answer = find_layouts(graph, CPU, bound=frozenset(["w"]))
     found = FoundLayouts({"v": parse_layout("[@a, -]")}, {}, {"h": parse_layout("[@a, -]")})
     plan = compile_graph(found.on(graph), report=True)
-    assert "the layouts found put state 'v' so: [@a, -]" in str(explain(plan, "v"))
-    assert "the layout that state 'w' was given" in str(explain(plan, "w"))
+    assert "the layouts found give state 'v' the layout [@a, -]" in str(explain(plan, "v"))
+    assert "the program gives state 'w' the layout [-, @b]" in str(explain(plan, "w"))
     assert "layout() at" not in str(explain(plan, "h"))
     assert answer.data["chosen"] == answer.chosen.name and answer.data["parameters"].keys() <= {"v"}

@@ -61,7 +61,7 @@ def test_small_weights_and_a_large_batch_are_data_parallel() -> None:
     found, why = search(step_of(mlps(64, 2), Mesh.abstract(data=8), 65536, 64))
     assert {str(layout) for layout in found.states.values()} == {"[-, -]"}
     assert str(found.inputs[0]) == "[@data, -]"
-    assert "*.up.weight (2) [-, -]: whole along data" in why
+    assert "*.up.weight (2) [-, -]: replicated along data" in why
 
 
 def test_what_does_not_fit_whole_is_fully_sharded() -> None:
@@ -76,7 +76,7 @@ def test_large_weights_and_a_batch_that_does_not_divide_are_tensor_parallel() ->
     found, why = search(step_of(mlps(4096, 2), Mesh.abstract(model=8), 4, 4096))
     for label, layout in found.states.items():
         assert str(layout) == ("[@model, -]" if "up" in label else "[-, @model]")
-    assert "*.down.weight (2) [-, @model]: a block of what is summed on each worker of model" in why
+    assert "*.down.weight (2) [-, @model]: each worker along model computes a summand of the results" in why
 
 
 def test_norms_between_tensor_parallel_layers_are_sharded_over_the_sequence() -> None:

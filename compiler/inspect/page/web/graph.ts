@@ -25,7 +25,7 @@ const FIRST = 48;
 
 export class GraphView {
   readonly element = h("div", { class: "graph" });
-  private readonly crumbs = h("nav", { class: "crumbs", "aria-label": "Where the selection lies" });
+  private readonly crumbs = h("nav", { class: "crumbs", "aria-label": "Path to the selection" });
   private readonly surface = svg("svg", { class: "surface", tabindex: 0, role: "tree", "aria-label": "The plan's graph, by phase and module" });
   private readonly world = svg("g", {});
   private readonly placer: Placer;

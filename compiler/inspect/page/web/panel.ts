@@ -70,7 +70,7 @@ export class Panel {
       this.kernel(at),
       this.costs(at),
       type ? section("Layout", ...this.layout(at, type)) : null,
-      dims.length ? section("Why it lies so", ...this.reasons.chains([at], dims).map((chain) => this.decision(chain))) : null,
+      dims.length ? section("Why it has this layout", ...this.reasons.chains([at], dims).map((chain) => this.decision(chain))) : null,
       section(`Reads (${model.reads(at).length})`, this.links(model.reads(at), "Nothing: it comes from outside.")),
       section(`Read by (${model.readers[at]!.length})`, this.links(model.readers[at]!, "Nothing else in the plan.")),
     ];
@@ -150,7 +150,7 @@ export class Panel {
     const { model } = this;
     const moved = this.reasons.moved(at);
     if (!moved.length) return model.why(at) ? section("Why it is here", h("p", { class: "why" }, model.why(at))) : null;
-    const together = moved.length > TOLD && h("p", { class: "muted" }, `${moved.length} tensors travel together: select one of the results for its whole story.`);
+    const together = moved.length > TOLD && h("p", { class: "muted" }, `${moved.length} tensors travel together: select one of the results for its full explanation.`);
     return section("Why it is here", ...moved.map((each) => this.movement(each, moved.length <= TOLD)), together);
   }
 
@@ -162,7 +162,7 @@ export class Panel {
     add(
       told,
       ...moved.valueChains.map((chain) => this.decision(chain, [this.link(chain.value)])),
-      ...moved.takerChains.map((chain) => this.decision(chain, [this.link(chain.value), " takes it"], moved.value)),
+      ...moved.takerChains.map((chain) => this.decision(chain, [this.link(chain.value), " reads it"], moved.value)),
       more > 0 && h("p", { class: "muted" }, `and ${count(more, "more takes", "more take")} it`),
     );
     return told;
@@ -230,7 +230,7 @@ export class Panel {
     return [
       h("header", {}, h("h2", {}, group.label), h("p", { class: "call" }, this.page.tree.path(group)), h("p", { class: "chips" }, h("span", { class: `chip ${PHASES[group.phase]}` }, PHASES[group.phase] ?? ""))),
       section("Costs", definitions(this.totals(group.members))),
-      section("How its values lie", this.layoutShares(group.members)),
+      section("Layouts of its values", this.layoutShares(group.members)),
       collectives.length ? section(`Collectives (${model.runs(collectives).toLocaleString("en-US")})`, this.costList(collectives.slice(0, LISTED), "sent")) : null,
       heavy.length ? section("Most time, as estimated", this.costList(heavy, "seconds")) : null,
     ];
@@ -281,7 +281,7 @@ export class Panel {
       heavy.length ? section("Largest collectives", this.costList(heavy, "sent")) : null,
       slow.length ? section("Most time, as estimated", this.costList(slow, "seconds")) : null,
       passes.length ? section("Compiling took", definitions(passes.map(([name, took]): [string, Child] => [name, seconds(took)]))) : null,
-      h("p", { class: "muted hint" }, "Select a box to see where it comes from, how it lies and what it costs. Press ? for the keys."),
+      h("p", { class: "muted hint" }, "Select a box to see its origin, layout and cost. Press ? for the keys."),
     ];
   }
 }

@@ -30,7 +30,7 @@ LINES = {
     42: "    loss.backward()",
     43: "    optimizer.step()",
 }
-WHOLE_WHY = "{name} lies whole on '{dim}': nothing that it reads is cut there"
+WHOLE_WHY = "{name} is replicated on '{dim}': its operands give no way to shard it"
 
 
 class PlanBuilder:
@@ -90,7 +90,7 @@ class PlanBuilder:
             return Decision(dim, rule, "", WHOLE_WHY.format(name=f"%{name}", dim=dim))
         here, other = Layout.replicated(type_.ndim).place(dim, at), Layout.replicated(type_.ndim)
         why = (
-            f"%{self.values[causes[0]].name} lies so on '{dim}' already, and moving it would cost more"
+            f"%{self.values[causes[0]].name} has this layout on '{dim}' already, and resharding it would cost more"
             if causes
             else ""
         )
@@ -224,7 +224,7 @@ def _forward(b: PlanBuilder, path: str, x: int, w: dict[str, int]) -> tuple[int,
     y = keep["y"] = b.add("aten.scaled_dot_product_attention", tall, (q, k, v), flops=4.0 * rows * S * D / 2)
     b.module, b.line = f"{path}.attn.out", 19
     o = b.add("aten.mm", PENDING, (y, w["attn.out.weight"]), flops=2.0 * rows * D * D / 2, rule="m k, k n -> m n")
-    why = f"%{b.values[o].name} is a pending sum over 'model', and its users take it whole on 'model'"
+    why = f"%{b.values[o].name} is a pending sum over 'model', and its users need it replicated on 'model'"
     o = b.add("all_reduce", HIDDEN, (o,), mesh_dims=("model",), why=why)
     b.module, b.line = path, 10
     x = keep["x2"] = b.add("aten.add", HIDDEN, (x, o), rule="..., ... -> ...")
@@ -238,7 +238,7 @@ def _forward(b: PlanBuilder, path: str, x: int, w: dict[str, int]) -> tuple[int,
     a = keep["a"] = b.add("aten.gelu", up, (u,), rule="... -> ...")
     b.module = f"{path}.mlp.down"
     o = b.add("aten.mm", PENDING, (a, w["mlp.down.weight"]), flops=2.0 * rows * D * 4 * D / 2, rule="m k, k n -> m n")
-    why = f"%{b.values[o].name} is a pending sum over 'model', and its users take it whole on 'model'"
+    why = f"%{b.values[o].name} is a pending sum over 'model', and its users need it replicated on 'model'"
     o = b.add("all_reduce", HIDDEN, (o,), mesh_dims=("model",), why=why)
     b.module, b.line = path, 11
     return b.add("aten.add", HIDDEN, (x, o), rule="..., ... -> ..."), keep
@@ -271,7 +271,7 @@ def _backward(
         result = taken_type if taken_type.layout.placement("model") is not None else PENDING
         back = b.add("aten.mm", result, (grad, turned), flops=flops, rule="m k, k n -> m n")
         if result is PENDING:
-            why = f"%{b.values[back].name} is a pending sum over 'model', and its users take it whole on 'model'"
+            why = f"%{b.values[back].name} is a pending sum over 'model', and its users need it replicated on 'model'"
             back = b.add("all_reduce", HIDDEN, (back,), mesh_dims=("model",), why=why)
         return back
 
@@ -310,7 +310,7 @@ def _backward(
     else:
         for parameter, number in pending:
             b.module = f"{path}.{parameter.rsplit('.', 1)[0]}"
-            why = f"%{b.values[number].name} is a pending sum over 'data', and its users take it whole on 'data'"
+            why = f"%{b.values[number].name} is a pending sum over 'data', and its users need it replicated on 'data'"
             grads[parameter] = b.add("all_reduce", PARAMETERS[parameter], (number,), mesh_dims=("data",), why=why)
     return g
 
@@ -348,7 +348,7 @@ def small_plan(name: str = "mlp") -> Plan:
     h = b.add("aten.relu", f32((64, 1024), (("data",), ("model",))), (h,), rule="... -> ...")
     b.module = "down"
     y = b.add("aten.mm", f32((64, 256), ROWS, "model"), (h, down), flops=2.0 * 32 * 512 * 256, rule="m k, k n -> m n")
-    why = f"%{b.values[y].name} is a pending sum over 'model', and its users take it whole on 'model'"
+    why = f"%{b.values[y].name} is a pending sum over 'model', and its users need it replicated on 'model'"
     y = b.add("all_reduce", f32((64, 256), ROWS), (y,), mesh_dims=("model",), why=why)
     b.module = ""
     y = b.add("aten.add", f32((64, 256), ROWS), (y, x), rule="..., ... -> ...")
