@@ -228,7 +228,7 @@ def _(scene: Scene) -> Iterator[None]:
     yield
 
 
-@kind("a message between hosts is spoilt", ends=True, across=True)
+@kind("a message between hosts is corrupted", ends=True, across=True)
 def _(scene: Scene) -> Iterator[None]:
     chaos.garble(scene.mesh, scene.worker(), scene.instruction())
     yield
@@ -254,7 +254,7 @@ def _(scene: Scene) -> Iterator[None]:
     yield
 
 
-@kind("the controller's connection to a host is forgotten by what is between", across=True)
+@kind("the controller's connection to a host is forgotten by a device in between", across=True)
 def _(scene: Scene) -> Iterator[None]:
     scene.soon(scene.chance.choice(scene.links).forget)
     yield
