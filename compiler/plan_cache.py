@@ -147,7 +147,7 @@ def _read(path: Path, key: str) -> Plan | None:
     except FileNotFoundError:  # another process has just deleted it
         return None
     except PlanError as error:
-        _say(f"a plan that was kept cannot be read, so its program is compiled anew.\n{error}")
+        _say(f"a kept plan cannot be read, so its program is compiled again.\n{error}")
         return None
     return plan
 

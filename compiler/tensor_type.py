@@ -59,7 +59,7 @@ class TensorType:
             object.__setattr__(self, "padding", ())
         if self.dtype not in _NAMES:
             raise LayoutError(
-                f"tensors of {self.dtype} cannot lie on a mesh yet", hint=f"dtypes are {', '.join(ITEM_SIZES)}."
+                f"tensors of {self.dtype} cannot be on a mesh yet", hint=f"dtypes are {', '.join(ITEM_SIZES)}."
             )
 
     @property

@@ -62,7 +62,11 @@ _INSTEAD: dict[str, tuple[list[str], str, str]] = {
         "if step(x).item() > 0.1:",
     ),
     "output": (["return loss"], "give the tensor back", "print(step(x))"),
-    "number": (["step(x, 3)"], "a number of Python's, as an argument: another one is traced anew", "step(x, n.item())"),
+    "number": (
+        ["step(x, 3)"],
+        "a number of Python's, as an argument: each new value traces again",
+        "step(x, n.item())",
+    ),
     "value": (["return loss"], "give the tensor back", "step(x).item()"),
 }
 """By what asks for a value, what to write instead in the program, why that is right, and what outside of it."""

@@ -26,7 +26,7 @@ class Future(Generic[T]):
     __slots__ = ("_callbacks", "_decode", "_done", "_error", "_lock", "_value")
 
     def __init__(self) -> None:
-        raise TypeError("a Future is what a call gives: actors.step.call(...). To answer later, use Channel.open()")
+        raise TypeError("a Future is the result of a call: actors.step.call(...). To answer later, use Channel.open()")
 
     @classmethod
     def pending(cls) -> Self:

@@ -230,7 +230,7 @@ def log(name: str, value: Any, step: int | None = None) -> None:
     if current_program() is not None:
         raise ProgramError(
             "monarch.log in a program: the value is there when the program runs",
-            hint="return it, and log it behind the call: monarch.log('loss', train_step(batch), step).",
+            hint="return it, and log it after the call: monarch.log('loss', train_step(batch), step).",
             source=user_source(),
         )
     for each in tuple(_logs):

@@ -137,7 +137,7 @@ def _traced(module: nn.Module, mesh_dim: str, inputs: Inputs | None) -> tuple[Gr
         "or its layers by name: table={'up': 'column', 'down': 'row'}."
     )
     if failed is None:
-        raise ValueError(f"{type(module).__name__} does not show what its forward pass takes\n  {hint}")
+        raise ValueError(f"{type(module).__name__} does not show the arguments of its forward pass\n  {hint}")
     on, cause = failed
     raise ValueError(
         f"tensor_parallel cannot trace {type(module).__name__} on {described(on)}: {cause}\n  {hint}"
@@ -206,7 +206,7 @@ def expert_parallel(
     if mesh_dim not in layout.mesh_dims or layout.shards[2] or layout.partial or layout.varying:
         raise LayoutError(
             f"tokens in the layout {layout} do not go to experts over '{mesh_dim}'",
-            hint=f'shard batch or time over it, and leave the width whole: tokens="[@{mesh_dim}, -, -]".',
+            hint=f'shard batch or time over it, and leave the width replicated: tokens="[@{mesh_dim}, -, -]".',
         )
     layouts, found = data_parallel(module), False
     for path, mixture in module.named_modules():
@@ -242,7 +242,7 @@ def combine(*layouts: Mapping[str, Layout]) -> Layouts:
                 if mesh_dim in outer.mesh_dims:
                     raise LayoutError(
                         f"two of the layouts of '{name}' name mesh dim '{mesh_dim}': {outer} and {inner}",
-                        hint="A mesh dim can cut a tensor once. Give each of the layouts a mesh dim of its own.",
+                        hint="A mesh dim can shard a tensor once. Give each of the layouts a mesh dim of its own.",
                     )
                 outer = outer.place(mesh_dim, inner.placement(mesh_dim))
             combined[name] = outer
@@ -282,7 +282,7 @@ def automatic(module: nn.Module, mesh: Mesh, *, memory: int | None = None) -> La
         said.append(f"data parallel over {outer}: {numbers}")
     else:
         layouts = combine(layouts, fully_shard(module, mesh, outer))
-        said.append(f"fully sharded over {outer}: whole, {numbers}")
+        said.append(f"fully sharded over {outer}: replicated, {numbers}")
     layouts.why = "\n".join(said)
     return layouts
 

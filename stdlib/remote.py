@@ -187,11 +187,11 @@ class RemoteOp(Remote[P, R]):
                 why = (
                     "`propagate` needs its value: have shapes follow from tensors' shapes"
                     if asks
-                    else "pass what changes as a number or a tensor"
+                    else "pass changing values as numbers or tensors"
                 )
                 ways.append(f"'{path}' ({leaves[at]!r} now; {why})")
         what = (
-            "; ".join(ways) or "what it closes over, or the number of its arguments: pass what changes as an argument"
+            "; ".join(ways) or "what it closes over, or the number of its arguments: pass changing values as arguments"
         )
         source = user_source()
         where = f"{source}: " if source else ""
@@ -310,7 +310,7 @@ def _op_of(call: _Call, operands: int, results: int) -> tuple[str, Callable[...,
     except Exception as error:  # pickling runs code of the user's classes
         raise ProgramError(
             f"the remote function '{call.name}' cannot be sent to the workers: {error}",
-            hint="what it reads and closes over has to be of classes that pickle.",
+            hint="the values that it reads and closes over must pickle.",
             source=user_source(),
         ) from error
     word = "".join(letter if letter.isalnum() and letter.isascii() else "_" for letter in call.name)

@@ -110,7 +110,7 @@ def _program(pairs: list[Pair], version: DistributedTensor) -> Callable[[torch.T
         for (_, there), (sent, arrived) in sums.items():
             wanted: Any = torch.stack(sent)
             same = wanted.to(there, "[-]") == torch.stack(arrived)
-            assert same.all(), "monarch.sync: what arrived is not what was sent"
+            assert same.all(), "monarch.sync: the received bytes differ from those sent"
         version.copy_(number)
 
     return program(sync, mesh=version.mesh)

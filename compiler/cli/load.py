@@ -239,7 +239,7 @@ def users_errors(doing: str) -> Iterator[None]:
         source = Source(error.filename or "", error.lineno or 0, error.offset or 0, error.end_offset or 0)
         raise ProgramError(f"{doing}: {error.msg}", source=source if error.filename else None) from error
     except SystemExit as error:
-        hint = 'put what is for running the file below if __name__ == "__main__":'
+        hint = 'put the code that runs the program below if __name__ == "__main__":'
         raise ProgramError(f"{doing} ended the process (sys.exit)", hint=hint, source=_users_line(error)) from error
     except Exception as error:
         what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -348,7 +348,7 @@ def _only(file: Path, module: ModuleType) -> str:
     names = list(programs(module))
     if len(names) != 1:
         what = "no program" if not names else f"{len(names)} programs"
-        raise ProgramError(f"{file.name} has {what}: say which, {file.name}:NAME", hint=_known(file, module))
+        raise ProgramError(f"{file.name} has {what}: name one: {file.name}:NAME", hint=_known(file, module))
     return names[0]
 
 
@@ -370,12 +370,12 @@ def _find(module: ModuleType, file: Path, path: str) -> Program[Any, Any]:
         what = "a function" if inspect.isfunction(value) else f"a {type(value).__name__}"
         hint = _known(file, module)
         if inspect.isfunction(value) and programs(module) and _may_make_one(value):
-            hint += f"\nIf it makes a program, name what it makes: '{file.name}:{path}()'."
+            hint += f"\nIf it makes a program, name its result: '{file.name}:{path}()'."
         raise ProgramError(f"'{path}' of {file.name} is no program: it is {what}", hint=hint)
     if _needed(value.__wrapped__)[:1] == ["self"]:
         method = value.__wrapped__.__name__
         raise ProgramError(
-            f"'{path}' of {file.name} is a method, and what it closes over is an object's",
+            f"'{path}' of {file.name} is a method, and it closes over an object",
             hint=f"make an object in the file and name it, as trainer.{method}, or a function that makes one, "
             f"as make_trainer().{method}.",
         )

@@ -78,7 +78,7 @@ def profile(
             for trace, path in zip(measured.traces, measured.paths, strict=True):
                 _show(trace, path, by, None if is_program(what) else what)
     if not measured.traces:
-        raise MonarchError(f"{what} ran nothing on a mesh", hint="there is nothing that could be measured.")
+        raise MonarchError(f"{what} ran nothing on a mesh", hint="there is nothing to measure.")
     if status:
         typer.echo(f"monarchc: {what} exited with status {status}", err=True)
         raise typer.Exit(1)

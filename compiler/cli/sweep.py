@@ -96,7 +96,7 @@ def sweep(
     else:
         _show(rows, program)
         if loops:
-            line(console(), "  a while_loop counts with one round: nothing says how many there are")
+            line(console(), "  a while_loop counts with one round: their number is unknown")
         for row, answer in answers:
             _show_answer(row, answer)
         if not any(row.fits for row in rows):
@@ -107,7 +107,7 @@ def sweep(
 
 def _none(rows: list[Row]) -> str:
     if all(row.found is None for row in rows):
-        return "none of them can be compiled: what each says is in the table"
+        return "none of them can be compiled: the table has the errors"
     return "none fits: --memory-limit has values computed again rather than kept; more workers hold less each"
 
 

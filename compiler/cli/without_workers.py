@@ -114,7 +114,7 @@ class TypesOnly:
 def _needs_workers(what: str) -> ProgramError:
     return ProgramError(
         f"{what} while the file is loaded, and no workers run that could compute it",
-        hint="monarchc imports the file only to find the program. Put what runs the program below\n"
+        hint="monarchc imports the file only to find the program. Put the code that runs the program below\n"
         '    if __name__ == "__main__":\n'
         "so that importing the file computes nothing.",
         source=user_source(),

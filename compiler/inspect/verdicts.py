@@ -71,7 +71,7 @@ def _rounds(plan: Plan) -> Iterator[Verdict]:
         found = next(value for value in report_of(plan).values if value.op in ("cond", "while_loop", "scan"))
         yield Verdict(
             "note",
-            "a while_loop is in these numbers with one round, for nothing says how many there are",
+            "a while_loop is in these numbers with one round, for their number is unknown",
             "measure it: monarchc profile",
             found.name,
         )

@@ -156,6 +156,6 @@ def _cycle(after: dict[str, dict[str, tuple[str, Layout]]], waiting: list[str]) 
         f"two layouts nest the mesh dims '{major}' and '{minor}' in opposite orders",
         hint=(
             f"{name} is {layout}, and {other} is {against}.\n"
-            "In one program a mesh dim nests inside another the same way everywhere: write both alike."
+            "In one program a mesh dim nests inside another the same way everywhere: write both in the same order."
         ),
     )

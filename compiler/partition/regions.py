@@ -76,7 +76,7 @@ class Edge:
         if crossing:
             raise LayoutError(
                 f"%{crossing[0].name} varies along '{self.mesh_dim}', and goes into or out of a {self.node.target}",
-                hint=f"reduce it first, as monarch.reduce(x, {self.mesh_dim!r}, 'avg') does; or put the whole of the "
+                hint=f"reduce it first, as monarch.reduce(x, {self.mesh_dim!r}, 'avg') does; or put all of the "
                 "per-worker code into the branch or the loop.",
                 source=provenance(self.node).source,
             )

@@ -71,7 +71,7 @@ def _way_out(node: fx.Node, strict: bool) -> str:
             f'    monarch.sharding_rule("{packet}", "{suggestion}")',
         ]
     if strict:
-        lines.append("Leave out strict=True to run it whole, or give it replicated operands.")
+        lines.append("Leave out strict=True to run the whole op on every worker, or give it replicated operands.")
     return "\n".join(lines)
 
 

@@ -94,6 +94,6 @@ def _raise(graph: Graph, flags: list[fx.Node], quiet: list[int]) -> None:
     if dims:
         reduced = TensorType(torch.int64, (), Layout.replicated(0))
         several = graph.call(ops.all_reduce, [first], dims, "min", type=(reduced,))
-        several.meta["why"] = "all workers are told of the first anomaly"
+        several.meta["why"] = "all workers learn of the first anomaly"
         first = graph.call(operator.getitem, several, 0, type=reduced)
     graph.call(ops.raise_anomaly, first, dims, quiet, type=tensor_type(first))

@@ -102,8 +102,8 @@ class CompileOptions:
             )
         if self.machine and not self.layouts:
             raise MonarchError(
-                f"machine={self.machine!r} says on what machine layouts are to be cheap, and none are searched for",
-                hint="say layouts='auto' too, or leave it out.",
+                f"machine={self.machine!r} names the machine for a search of layouts, and the program searches none",
+                hint="pass layouts='auto' too, or leave it out.",
             )
         if self.anomaly not in ANOMALIES:
             raise MonarchError(f"anomaly={self.anomaly!r}", hint="it is '', 'nan' or 'inf'.")

@@ -103,7 +103,7 @@ class ReportedValue:
     `within`       of a cond, while_loop or scan, the collectives that its branch or its rounds run
 
     Operations, bytes and seconds of a cond are those of its dearer branch, of a scan those of all its rounds, and of a
-    while_loop those of one round, for nothing says how many there are.
+    while_loop those of one round, for their number is unknown.
 
     What a kernel keeps to itself stands right before it, with the kernel's instruction. What it gives to others stands
     behind it: `op` is the op that it was, and `call` takes it out of the kernel's results. Operations, bytes and

@@ -258,6 +258,6 @@ def _too_small(graph: Graph, candidates: list[Candidate], limit: int) -> LayoutE
     return LayoutError(
         f"no layouts of '{graph.name}' that were found fit {format_bytes(limit)} a worker",
         hint=f"with the smallest ({name}) a worker holds {format_bytes(held)}: {format_bytes(held - limit)} are "
-        "missing, also with values computed again rather than kept.\n"
+        "missing, also with values recomputed rather than kept.\n"
         f"A limit of {format_bytes(held)} would do; more workers, or a smaller batch, hold less each.",
     )

@@ -517,7 +517,7 @@ def _check(graph: Graph) -> None:
         if node.target in ops.WITH_REGIONS:
             what = "branches or loops on values: how often each part runs is not known before"
         elif node.target in (ops.to_varying, ops.from_varying, ops.axis_index, ops.permute):
-            what = "has per-worker code, which says itself what each worker computes"
+            what = "has per-worker code, which fixes each worker's computation"
         elif any(map(has_names, shapes)):
             what = "has sizes that are named, and known when it is called"
         elif node.target is ops.transfer:

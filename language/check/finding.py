@@ -24,7 +24,7 @@ RULES: dict[str, str] = {
     "M202": "a layout that does not parse",
     "M203": "an unknown mesh dim",
     "M204": "a layout that does not fit the tensor",
-    "M301": "a Python value that is another at every call",
+    "M301": "a Python value that differs at every call",
     "M305": "output at trace time",
     "M307": "no_grad() that has no effect",
 }

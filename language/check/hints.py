@@ -11,12 +11,12 @@ _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
         ("if step(x).item() > 0.1:", "outside the program: waits for the value"),
     ),
     "M102": (
-        "there is no value when the program is traced",
+        "the value is unknown when the program is traced",
         ("return loss", "give the tensor back"),
         ("step(x).item()", "outside the program: waits for the value"),
     ),
     "M103": (
-        "there is no value when the program is traced",
+        "the value is unknown when the program is traced",
         ("print(step(x))", "outside the program: waits for the value"),
     ),
     "M104": (
@@ -25,7 +25,7 @@ _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
     ),
     "M105": ("a distributed tensor keeps its shape", ("x = x.unsqueeze(0)", "a new tensor")),
     "M106": (
-        "a plain tensor lies in this process, not on the workers",
+        "a plain tensor is in this process, not on the workers",
         ("total = monarch.distribute(total, mesh)", "before the program: its state, updated in place on the workers"),
     ),
     "M107": (
@@ -51,7 +51,7 @@ _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
     ),
     "M301": (
         "no check can follow it: the program is traced at each call",
-        ("def step(x, value):", "pass it: floats are given anew at every call"),
+        ("def step(x, value):", "pass it as an argument: each call passes its floats"),
     ),
     "M305": (
         "runs when the program is traced, not at every call",

@@ -185,7 +185,7 @@ class ImportedCall:
             return MADE if self.frame.inside else AbstractValue(Kind.TENSOR, "state")
         if is_monarch(self.dotted, "layout"):
             if first.kind is Kind.HOST:
-                self.refuse("M107", "layout() of a plain tensor, which lies on no mesh")
+                self.refuse("M107", "layout() of a plain tensor, which is on no mesh")
             return MADE if self.frame.inside else AbstractValue(Kind.TENSOR, "state")
         if is_monarch(self.dotted, "module_to_mesh"):
             known = first.kind in (Kind.MODULE, Kind.INSTANCE)

@@ -36,7 +36,7 @@ def _method(node: ast.expr | ast.stmt) -> str:
 
 
 def changing(interpreter: Follower, node: ast.expr, dotted: str, frame: Frame) -> None:
-    interpreter.refuse("M301", node, frame, f"{dotted.removeprefix('builtins.')} gives another value at every call")
+    interpreter.refuse("M301", node, frame, f"{dotted.removeprefix('builtins.')} gives a different value at every call")
 
 
 def indexed(interpreter: Follower, node: ast.Subscript, index: AbstractValue, frame: Frame) -> None:

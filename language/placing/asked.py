@@ -130,7 +130,7 @@ def _task() -> str:
 def _leaf(recording: Recording, leaf: Any, mesh: Mesh, name: str, source: Source | None) -> Any:
     """The stand-in of an argument. Raises ProgramError for one that a call does not have before its step."""
     if isinstance(leaf, torch.SymFloat):
-        raise TypeError(f"{name}.rref() takes no number that each call gives anew: pass it as a tensor")
+        raise TypeError(f"{name}.rref() takes no number that changes from call to call: pass it as a tensor")
     if not isinstance(leaf, torch.Tensor):
         if isinstance(leaf, _PLAIN):
             return leaf

@@ -114,7 +114,7 @@ class _Moved(torch.autograd.Function):
         if current_program() is not None:
             raise ProgramError(
                 "a program gives a gradient to a tensor that was placed on the mesh with its history",
-                hint="the history lies outside of the mesh. Place x.detach().requires_grad_() instead, return its "
+                hint="the history is outside of the mesh. Place x.detach().requires_grad_() instead, return its "
                 "gradient from the program,\nand go on outside: x.backward(gradient.full_tensor()).",
                 source=ctx.source,
             )
@@ -205,7 +205,7 @@ def module_to_mesh(
     there = [tensor.mesh for tensor in names.values() if isinstance(tensor, DistributedTensor)]
     if there and not types and all(other._root is not mesh._root for other in there):
         raise LayoutError(
-            f"the module is on another mesh already: {there[0]!r}, made before {mesh!r}",
+            f"the module is already on another mesh, {there[0]!r}, and not on {mesh!r}",
             hint="make the mesh once, where a cell or a function runs again; or place a new module, and give it the "
             "values:\nnew.load_state_dict({name: x.full_tensor() for name, x in module.state_dict().items()})",
             source=source,
@@ -277,7 +277,7 @@ def _types(
                 continue
             if first in chosen and chosen[first][1] is not None:
                 raise LayoutError(
-                    f"'{first}' and '{name}' are one tied parameter, and are given two layouts",
+                    f"'{first}' and '{name}' are one tied parameter, and have two layouts",
                     hint=f"{known} and {type_}: give one of them.",
                     source=source,
                 )

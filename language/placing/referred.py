@@ -37,7 +37,7 @@ def referred(asked: Asked, propagate: Any, args: tuple[Any, ...], kwargs: dict[s
     leaves = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     if torch.is_grad_enabled() and any(leaf.requires_grad for leaf in leaves):
         raise ProgramError(
-            f"{name}.rref() is called with a tensor that needs a gradient, and what actors return has none",
+            f"{name}.rref() is called with a tensor that needs a gradient, and actors' results have none",
             hint="pass x.detach(), or call it in `with torch.no_grad():`.",
             source=source,
         )
@@ -48,7 +48,7 @@ def referred(asked: Asked, propagate: Any, args: tuple[Any, ...], kwargs: dict[s
         return _called(asked, propagate, name, source, mesh, args, kwargs)
     if propagate is None:
         raise ProgramError(
-            f"{name}.rref() in a program needs to know what is returned before the actors are called",
+            f"{name}.rref() in a program needs the types of the results before it calls the actors",
             hint="say it at the endpoint: @endpoint(propagate=lambda x: x.new_empty(3, 8)).",
             source=source,
         )
@@ -93,7 +93,7 @@ def _mesh_of(tensors: list[DistributedTensor], name: str, source: Source | None)
         meshes = [active.regions[-1][0]] if active.regions else open_meshes()
     if len(meshes) != 1:
         raise LayoutError(
-            f"{name}.rref() does not know the mesh of what it gives: "
+            f"{name}.rref() does not know the mesh of its result: "
             + (
                 f"its arguments are on {len(meshes)}"
                 if tensors
@@ -124,7 +124,7 @@ def _said(
     if wrong := [type(leaf).__name__ for leaf in pytree.tree_leaves(made) if not isinstance(leaf, torch.Tensor)]:
         raise LayoutError(
             f"the propagate of {name} gives {', '.join(wrong)}",
-            hint="it gives tensors, nested as what is returned: propagate=lambda x: x.new_empty(3, 8).",
+            hint="it returns tensors, nested like the endpoint's result: propagate=lambda x: x.new_empty(3, 8).",
             source=source,
         )
     return pytree.tree_map(lambda x: TensorType(x.dtype, tuple(x.shape)), made)

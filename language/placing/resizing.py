@@ -67,17 +67,17 @@ def reshape(mesh: Mesh, shape: Shape) -> None:
     and has changed nothing, where a worker dies meanwhile."""
     if mesh._of is not None:
         raise MonarchError(
-            f"{mesh!r} is a part of {mesh._root!r}, and cannot have another size",
-            hint="give the mesh that was made another size.",
+            f"{mesh!r} is a part of {mesh._root!r}, and cannot be resized",
+            hint="resize the whole mesh.",
             source=user_source(),
         )
     if current_program() is not None:
-        raise MonarchError("a mesh cannot get another size inside a program", source=user_source())
+        raise MonarchError("a mesh cannot be resized inside a program", source=user_source())
     executor = mesh.executor
     if not isinstance(executor, Resizable):
         if shape == mesh._shape:
             return
-        raise MonarchError(f"{mesh!r} cannot have another size: it has no workers", source=user_source())
+        raise MonarchError(f"{mesh!r} cannot be resized: it has no workers", source=user_source())
     if executor.take_hosts(shape):
         mesh.heal()
     if shape == mesh._shape:
@@ -99,7 +99,7 @@ def reshape(mesh: Mesh, shape: Shape) -> None:
             elif _names(handle.type.layout, changed):
                 pairs.append((handle, _resharded(handle, changed, here, there, shape, executor)))
         executor.move(pairs, shape, lambda: mesh._become(shape))
-    logger.info("%r: %d values, of which %d are partitioned anew", mesh, len(handles), len(handles) - len(kept))
+    logger.info("%r: %d values, %d of them partitioned anew", mesh, len(handles), len(handles) - len(kept))
 
 
 def _names(layout: Layout, dims: Collection[str]) -> bool:
@@ -124,7 +124,7 @@ def _refuse_varying(mesh: Mesh, handles: Collection[Handle], changed: Collection
     own: TensorType | None = next((each.type for each in handles if set(each.type.layout.varying) & set(changed)), None)
     if own is not None:
         raise MonarchError(
-            f"{mesh!r} cannot have another size along {', '.join(changed)}: {own} has a value of each worker's own",
+            f"{mesh!r} cannot be resized along {', '.join(changed)}: {own} has a value of each worker's own",
             hint="reduce or gather it (monarch.reduce), or drop it, before.",
             source=user_source(),
         )

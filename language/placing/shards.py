@@ -30,7 +30,8 @@ def from_shards(mesh: Mesh, shards: Returned, layout: LayoutLike | tuple[LayoutL
         )
     if not hasattr(shards, "adopt"):  # a call's Future, or its ValueMesh: the data has come here
         raise LayoutError(
-            f"from_shards() takes what actors returned and kept, and this is a {type(shards).__name__}",
+            f"from_shards() takes the results that .shards(…) keeps at the actors, and this is a "
+            f"{type(shards).__name__}",
             hint="ask for it with .shards(...) in place of .call(...): mesh.from_shards(actors.f.shards(), layout).\n"
             "What is here already goes to the workers so: monarch.distribute(tensor, mesh, layout).",
             source=source,

@@ -25,7 +25,7 @@ from monarch.language.tensors.history import End
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.tensor import DistributedTensor
 
-ADVICE = "Pass what changes as an argument, or keep it in a tensor on the mesh."
+ADVICE = "Pass the value as an argument, or keep it in a tensor on the mesh."
 """What helps a program that is traced again at each call."""
 OF_DATA = ("data_ptr", "bytes", "_version", "shape", "dtype")
 """What guards ask of the data of plain tensors and arrays, at the end of a path."""
@@ -131,16 +131,17 @@ class ProgramCall:
         names = [step for step in place[2 * is_argument :] if isinstance(step, str) and step not in OF_DATA]
         name = names[-1] if names else ""
         if not is_argument and place[-1] in OF_DATA:
-            what = f"'{name}' is no tensor on a mesh, so what it holds is built in, and is another at each call"
+            what = f"'{name}' is no tensor on a mesh, so its content is built into the plan, and differs at each call"
             return name, what, "Keep it on the mesh: monarch.distribute(torch.as_tensor(value), mesh)."
         if not is_argument:
-            return name, f"'{name}' is another at each call", ADVICE
+            return name, f"'{name}' differs at each call", ADVICE
         path, kind = self.path_of(place[1]), type(self.leaves[place[1]])
         if issubclass(kind, np.ndarray):
-            return "", f"the array '{path}' is built in", "Pass it as a tensor: torch.as_tensor(array)."
+            return "", f"the array '{path}' is built into the plan", "Pass it as a tensor: torch.as_tensor(array)."
         return (
             name,
-            f"'{path}' is a {kind.__name__}, and what it holds ('{name}', another at each call) is built in",
+            f"'{path}' is a {kind.__name__}, and its content ('{name}', which differs at each call) is built "
+            "into the plan",
             "Pass tensors by themselves or in a tuple or dict; torch.export.register_dataclass(Class) has those of a "
             "dataclass passed so.",
         )
@@ -241,7 +242,7 @@ class ProgramCall:
             if not isinstance(value, torch.Tensor):
                 raise ProgramError(
                     f"argument '{name}' is {type(value).__name__}, and is annotated as {wanted}",
-                    hint="pass a tensor: torch.as_tensor(...), or mesh.from_shards(...) of what actors return.",
+                    hint="pass a tensor: torch.as_tensor(...), or mesh.from_shards(...) of actors' results.",
                     source=user_source(),
                 )
             found = type_of(value)
@@ -256,7 +257,7 @@ class ProgramCall:
                     f"Call {name}.redistribute('{wanted.layout}') before, or change the annotation.",
                 )
             raise ProgramError(
-                f"argument '{name}' of {self.name} has another {what} than its annotation",
+                f"argument '{name}' of {self.name} has a {what} that differs from its annotation",
                 hint=f"'{name}' is {found}, and is annotated as {wanted}.\n{remedy}",
                 source=user_source(),
             )
@@ -343,7 +344,7 @@ def check_histories(call: ProgramCall, numbers: list[int], reached: Container[in
             raise ProgramError(
                 f"argument {number} of the program was computed from a tensor that the program reads too, and its "
                 "history ends at the program",
-                hint="a gradient would lack what goes through the argument: compute it in the program, or pass\n"
+                hint="the gradient would lack the argument's part: compute it in the program, or pass\n"
                 "x.detach() where it is to be a constant.",
                 source=user_source(),
             )

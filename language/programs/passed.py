@@ -80,7 +80,7 @@ class Passed:
             if len(children) != len(before) or any(a is not b for a, b in zip(children, before, strict=True)):
                 raise ProgramError(
                     f"the program changes a {type(node).__name__} that is among its arguments",
-                    hint="its caller would not see the change: return what is new, or pass a dict.",
+                    hint="its caller would not see the change: return the new attribute, or pass a dict.",
                     source=user_source(),
                 )
         found: dict[int, tuple[int, Held, Contents]] = {}

@@ -327,8 +327,7 @@ class Program(Generic[P, R]):
             what, source = why
             where = f"{source}: " if source else ""
             warnings.warn(
-                f"{where}the program '{self._name}' is traced again at each call, which takes milliseconds: {what}. "
-                f"{advice}",
+                f"{where}the program '{self._name}' is traced at each call, which takes milliseconds: {what}. {advice}",
                 TracedAgainWarning,
                 stacklevel=5,
             )
@@ -339,7 +338,7 @@ class Program(Generic[P, R]):
         if self._memory.lengthened == _OFTEN:
             warnings.warn(
                 f"the program '{self._name}' is traced and compiled for each length of a list or dict among its "
-                "arguments, which it changes. Have it close over that, or return what is new.",
+                "arguments, which it changes. Close over the list or dict, or return the new entries.",
                 TracedAgainWarning,
                 stacklevel=5,
             )

@@ -165,7 +165,7 @@ def _check_ran(recording: Recording, leaf: Any, made_here: Callable[[CodeType], 
             "returned",
             hint="have a plain function be the program, and call it from the coroutine: return step(x)."
             if asynchronous
-            else "return a list of what it gives: return [*rows(x)], or have a plain function be the program.",
+            else "return a list of its values: return [*rows(x)], or have a plain function be the program.",
             source=Source(code.co_filename, code.co_firstlineno),
         )
 

@@ -182,7 +182,7 @@ def no_function(function: Any) -> ProgramError:
     """The error of a program of what is no function."""
     what, hint = repr(function), "write @monarch.program above a function, with options by name."
     if isinstance(function, Mesh):
-        hint = "its mesh is said by name: @monarch.program(mesh=mesh)."
+        hint = "pass its mesh by name: @monarch.program(mesh=mesh)."
     elif isinstance(function, type):
         what = f"the class '{function.__name__}'"
         hint = "write @monarch.program above the method that is a step, or make a program of an object: program(model)."

@@ -356,7 +356,7 @@ def _answered(trace: Trace, leaves: list[Any], cells: list[Cell]) -> list[Any]:
 
 def _replaced(trace: Trace) -> ProgramError:
     return ProgramError(
-        f"while '{trace.name}' waited for actors, another thread has replaced what it reads",
+        f"while '{trace.name}' waited for actors, another thread has replaced state that it reads",
         hint="call it again, or let one thread do both.",
     )
 

@@ -36,7 +36,7 @@ def drawn_along(key: Any, dims: tuple[str, ...]) -> tuple[str, ...]:
             raise ProgramError(
                 "a checkpoint seeds PyTorch's generator twice alike, and draws each worker's own numbers along other "
                 "mesh dims then",
-                hint="when it computes its values again it could not tell these draws apart: give it two seeds.",
+                hint="when it recomputes its values it could not tell these draws apart: give it two seeds.",
                 source=user_source(),
             )
     return dims

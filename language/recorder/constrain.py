@@ -53,7 +53,7 @@ def layout(x: torch.Tensor, layout: LayoutLike) -> DistributedTensor:
     source = user_source()
     if not isinstance(x, DistributedTensor):
         raise ProgramError(
-            f"layout() of a plain tensor of shape {list(x.shape)}, which lies on no mesh",
+            f"layout() of a plain tensor of shape {list(x.shape)}, which is on no mesh",
             hint="x = monarch.distribute(x, mesh, layout) places a plain tensor on a mesh.",
             source=source,
         )

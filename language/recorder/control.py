@@ -178,7 +178,7 @@ def while_loop(
         answer = cond_fn(*carried)
         if not isinstance(answer, torch.Tensor):
             answer = torch.full((), bool(answer))
-        return _truth(answer, "what cond_fn of while_loop gives")
+        return _truth(answer, "the result of cond_fn of while_loop")
 
     def body(*carried: Any) -> Any:
         return _tuple(body_fn(*carried))
@@ -210,7 +210,7 @@ def while_loop(
 
 def _no_gradient() -> ProgramError:
     return ProgramError(
-        "while_loop has no gradient: how often it runs is not known, so what its rounds made is not kept",
+        "while_loop has no gradient: the number of its rounds is unknown, so their values are not kept",
         hint="with torch.no_grad(): ...                # right, where no gradient is needed; or x.detach()\n"
         "monarch.scan(combine_fn, init, xs)      # right: as many rounds as xs has elements, and differentiable",
         source=user_source(),

@@ -144,9 +144,9 @@ def carried_differ(
     made = traced.types[:count]
     shape = "" if made != types else "\nThe lists, tuples and dicts that hold them differ."
     return ProgramError(
-        f"{what} carries on other values than it is given",
+        f"{what} returns values whose types differ from its arguments",
         hint=f"it is given {shown(types)}, and gives {shown(made)}{shape}"
-        "\nWhat is carried keeps its shapes, dtypes and structure: cast it, or begin with such values.",
+        "\nCarried values keep their shapes, dtypes and structure: cast them, or begin with such values.",
         source=user_source(),
     )
 

@@ -174,7 +174,7 @@ def mesh_error(first: Mesh, second: Mesh) -> ProgramError:
     if first._root is not second._root and (first.is_closed or second.is_closed):
         return _closed_error(first, second)
     same = " (another mesh of the same shape)" if first.spec == second.spec else ""
-    move = "a + b.to(a.mesh)      # right: b is brought to a's mesh, and its gradient back.\n"
+    move = "a + b.to(a.mesh)      # right: b moves to a's mesh, and its gradient back.\n"
     move += "For gradients of a pipeline's stages: pipe.clip_grad_norm_(max_norm)"
     if first._root is not second._root:
         move = "monarch.distribute(x.full_tensor(), mesh, layout)"

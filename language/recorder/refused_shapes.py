@@ -27,7 +27,7 @@ _WAYS_OUT: dict[Any, str] = {
     aten.nonzero: "count with torch.count_nonzero(x), or keep the shape: torch.where(mask, x, other), x * mask;",
     aten.masked_select: "keep the shape: torch.where(mask, x, other), x * mask; F.ctc_loss takes rows that are padded "
     "at their ends, torch.where(mask, labels, 0), with lengths that are tuples of numbers, and gives the same;",
-    aten.repeat_interleave: "say how many there are: x.repeat_interleave(repeats, dim, output_size=n);",
+    aten.repeat_interleave: "pass the total: x.repeat_interleave(repeats, dim, output_size=n);",
 }
 """Replacements for ops whose results' shapes depend on values."""
 

@@ -34,7 +34,8 @@ def argument_write(recording: Recording, cell: Cell) -> ArgumentWritten:
     x = "x" if not path or path[0].isdigit() else path
     copy, placed = f"{x} = {x}.clone()", f"{x} = monarch.distribute({x}, mesh)"
     return ArgumentWritten(
-        f"{f'argument {path}' if path else 'an argument'} of the program is a plain tensor, and is changed in place",
+        f"{f'argument {path}' if path else 'an argument'} of the program is a plain tensor, and the program "
+        "changes it in place",
         hint=f"{copy:{len(placed)}}   # right: at the program's start, which returns what its caller needs\n"
         f"{placed}   # right: before the call, and passed, which changes it",
         source=user_source(),
@@ -46,7 +47,7 @@ def plain_write(tensor: torch.Tensor) -> ProgramError:
     where = "in a program" if current.recording is not None else "by a distributed one"
     if isinstance(tensor, torch.nn.Parameter) or calls_from("torch/optim"):
         return ProgramError(
-            f"a plain parameter, or what its optimizer keeps for it, of shape {list(tensor.shape)} is changed in place "
+            f"a plain parameter, or its optimizer's state, of shape {list(tensor.shape)} is changed in place "
             f"{where}: its model is not on a mesh",
             hint=instead(
                 "model = monarch.module_to_mesh(model, mesh)     # right: before the optimizer is made\n"

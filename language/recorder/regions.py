@@ -105,7 +105,7 @@ class RegionRecording(Recording):
         if varying := cell.type.layout.varying:
             raise ProgramError(
                 f"{cell.type} varies along '{varying[0]}', and goes into {self.inside}",
-                hint=f"reduce it first, as monarch.reduce(x, {varying[0]!r}, 'avg') does; or put the whole of the "
+                hint=f"reduce it first, as monarch.reduce(x, {varying[0]!r}, 'avg') does; or put all of the "
                 "per-worker code into the branch or the loop.",
                 source=user_source(),
             )
@@ -278,7 +278,7 @@ def trace_region(
     for a result that is no tensor, and for tensors that it leaves elsewhere."""
     if checkpoint_part() == "unpack_hook":
         raise ProgramError(
-            f"a checkpoint computes {inside} again, whose backward pass computes it again by itself",
+            f"a checkpoint recomputes {inside}, whose backward pass recomputes it by itself",
             hint="leave the checkpoint out, or put it into the function: it may stand in a branch or a loop.",
             source=user_source(),
         )

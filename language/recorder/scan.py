@@ -86,7 +86,7 @@ def _scanned(
     """`scan` outside of programs."""
     if not length:
         raise OperatorError(
-            "scan goes along a dim without elements, and what it gives there is known in a program alone",
+            "scan goes along a dim without elements, and its result there is known in a program alone",
             hint="monarch.program(lambda: monarch.scan(combine_fn, init, xs))()   # right: the init, and no rows",
             source=user_source(),
         )
@@ -121,7 +121,7 @@ def _scan(
         made = combine_fn(carry, x)
         if not isinstance(made, (tuple, list)) or len(made) != 2:
             raise ProgramError(
-                "combine_fn of scan gives one value, and has to give two: what is carried on, and what is kept",
+                "combine_fn of scan gives one value, and has to return two: the carried value, and the kept one",
                 hint="def combine_fn(carry, x): ...; return carry, y      # y may be None",
                 source=user_source(),
             )

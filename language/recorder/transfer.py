@@ -24,7 +24,7 @@ def transfer(tensor: DistributedTensor, mesh: Mesh, layout: LayoutLike | None = 
     """See `DistributedTensor.to`."""
     if isinstance(layout, torch.dtype):
         raise ProgramError(
-            f"to(mesh, {layout}): behind the mesh stands a layout",
+            f"to(mesh, {layout}): the argument after the mesh is a layout",
             hint=f"x.to({layout}).to(mesh)    # right: sent in the new dtype; x.to(mesh).to({layout}) in the old one",
             source=user_source(),
         )
@@ -44,7 +44,7 @@ def transfer(tensor: DistributedTensor, mesh: Mesh, layout: LayoutLike | None = 
     if current.recording is not None and current.recording.inside:
         raise ProgramError(
             f"to({mesh!r}) in {current.recording.inside}: whichever way the workers go, the others would wait for them",
-            hint="bring the tensor there before, and its result back behind.",
+            hint="move the tensor there before the call, and its result back after it.",
             source=user_source(),
         )
     made: DistributedTensor = _Transfer.apply(tensor, mesh, wanted)

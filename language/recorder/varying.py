@@ -205,7 +205,7 @@ def check_gradients(tensors: Sequence[DistributedTensor], varying: tuple[str, ..
                 "gradient",
                 hint="with mesh.activate():          # right: the gradient is summed over the workers\n"
                 "    y = x * w\n"
-                f"y = x * monarch.vary(w, {missing[0]!r})   # right: the same, said at the one place",
+                f"y = x * monarch.vary(w, {missing[0]!r})   # right: the same for one tensor",
                 source=user_source(),
             )
 

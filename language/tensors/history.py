@@ -61,10 +61,10 @@ class End:
         name, where = self.program, f" ({self.source})" if self.source else ""
         return ProgramError(
             f"a gradient goes to a result of the program '{name}'{where}, whose history ends with the call: "
-            "what the program has read would get no gradient",
+            "the tensors that the program has read would get no gradient",
             hint=f"y = {name}(x); (y.sum() + penalty).backward()            # wrong\n"
             f"y = {name}(x).detach(); (y.sum() + penalty).backward()   # right where y is a constant\n"
-            "@monarch.program                                   # right where what it reads is trained\n"
+            "@monarch.program                                   # right where the tensors that it reads are trained\n"
             f"def train(x): ({name}(x).sum() + penalty).backward()",
             source=user_source(),
         )

@@ -574,7 +574,7 @@ class Mesh(MeshAlgebra):
     def _refuse_part(self, what: str) -> None:
         if self._of is not None and not self._is_whole:
             raise MonarchError(
-                f"{self!r} cannot be {what}: its workers are those of {self._root!r}",
+                f"{self!r} cannot be {what}: it shares the workers of {self._root!r}",
                 hint="close the mesh that was made, `with mesh:`, which ends all of its parts.",
             )
 

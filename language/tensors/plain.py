@@ -24,7 +24,7 @@ def check_dense(tensor: torch.Tensor) -> None:
     """Raises LayoutError for a sparse tensor."""
     if tensor.layout is not torch.strided:
         raise LayoutError(
-            f"a tensor of layout {tensor.layout} cannot lie on a mesh",
+            f"a tensor of layout {tensor.layout} cannot be on a mesh",
             hint="make it dense first: x.to_dense().",
             source=user_source(),
         )

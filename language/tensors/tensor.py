@@ -195,7 +195,7 @@ class DistributedTensor(_Base):
         if operations.is_tracing():
             raise ProgramError(
                 "this tensor has no layout yet: the partitioner chooses it when the program is compiled",
-                hint="say what it shall be: x = monarch.layout(x, '[@data, -]').",
+                hint="choose it: x = monarch.layout(x, '[@data, -]').",
                 source=user_source(),
             )
         return self._materialized().type
@@ -500,7 +500,7 @@ class DistributedTensor(_Base):
 
     def _without_memory(self) -> MonarchError:
         return MonarchError(
-            f"{self!r} has no storage here: its data lies on the workers",
+            f"{self!r} has no storage here: its data is on the workers",
             hint=instead(
                 'write safetensors with monarch.save(model, "model.safetensors"); '
                 "elsewhere pass x.full_tensor(), which is plain."

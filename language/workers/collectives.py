@@ -179,7 +179,7 @@ def permute(
 def _tensor(x: torch.Tensor, what: str) -> DistributedTensor:
     if not isinstance(x, DistributedTensor):
         raise ProgramError(
-            f"{what} of a plain tensor of shape {list(x.shape)}, which lies on no mesh",
+            f"{what} of a plain tensor of shape {list(x.shape)}, which is on no mesh",
             hint="x = monarch.distribute(x, mesh, layout) places a plain tensor on a mesh.",
             source=user_source(),
         )
@@ -237,7 +237,7 @@ def _check_divides(tensor: DistributedTensor, names: tuple[str, ...], dim: int, 
     count, size = tensor.mesh.size(names), tensor.shape[dim]
     if size % count:
         raise LayoutError(
-            f"{what} cuts dim {dim} of {list(tensor.shape)} into {count} equal blocks, and {count} does not divide "
+            f"{what} splits dim {dim} of {list(tensor.shape)} into {count} equal blocks, and {count} does not divide "
             f"{size}",
             hint=f"pad it: torch.nn.functional.pad to {-(-size // count) * count}.",
             source=user_source(),

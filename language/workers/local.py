@@ -164,7 +164,7 @@ def _begin(
     if found.partial:
         raise LayoutError(
             f"in_layouts gives {name} as {found}",
-            hint="a worker gets blocks, or the whole: leave out partial<…>.",
+            hint="a worker gets blocks, or the whole tensor: leave out partial<…>.",
             source=source,
         )
     if already := [dim for dim in found.mesh_dims if dim in varying_of(tensor)]:

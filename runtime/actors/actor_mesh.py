@@ -64,7 +64,7 @@ class ActorMesh(Owned, Generic[A]):
         RuntimeError for a slice."""
         self._whole()
         process = current.process()
-        error = SupervisionError(f"'{self._name}' takes no messages any more: {reason}")
+        error = SupervisionError(f"'{self._name}' takes no more messages: {reason}")
         for address in self._addresses:
             process.refused[self._id, address] = error
         stopped = self._meta(lambda reply: (STOP, self._id, reply, reason), EMPTY)

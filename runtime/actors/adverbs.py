@@ -92,8 +92,8 @@ class Endpoint(Generic[P, R]):
         def __call__(self, *args, **kwargs):
             name = f"{self._recipients._label}.{self._method.name}"
             raise TypeError(
-                f"{name}(...) does not say whom it calls: {name}.call(...).get() gives the replies of all actors, "
-                f".call_one(...) that of the only one"
+                f"{name}(...) does not choose the actors that it calls: {name}.call(...).get() returns the "
+                "replies of all actors, .call_one(...) the reply of the only one"
             )
 
     def call(self, *args: P.args, **kwargs: P.kwargs) -> Future[ValueMesh[R]]:

@@ -67,7 +67,7 @@ class SupervisionError(MonarchError, RuntimeError):
         """For a call of an actor that has ended; `place` is its place in its mesh, where that is known."""
         who = f"'{name}'" if rank is None else f"'{name}[{rank}]'"
         at = f" at {place}" if place else ""
-        return SupervisionError(f"{who}{at} takes no messages any more: {reason}", f"{name}.{method}")
+        return SupervisionError(f"{who}{at} takes no more messages: {reason}", f"{name}.{method}")
 
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (self.message, self.endpoint)

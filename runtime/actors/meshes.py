@@ -169,7 +169,7 @@ class HostMesh(MeshAlgebra):
         of them."""
         if self._attached is not None:
             if len(self) != len(self._attached.addresses):
-                raise MonarchError(f"{self!r} is a part of {len(self._attached.addresses)} hosts: close the whole")
+                raise MonarchError(f"{self!r} is a part of {len(self._attached.addresses)} hosts: close the whole mesh")
             self._attached.close()
 
     def stop(self) -> Future[None]:
@@ -268,7 +268,7 @@ class HostMesh(MeshAlgebra):
         dims = dict(per_host or {})
         self._usable()
         if twice := dims.keys() & self.extent.keys():
-            raise MeshShapeError(f"the dim '{min(twice)}' counts the hosts: call what is on each host otherwise")
+            raise MeshShapeError(f"the dim '{min(twice)}' counts the hosts: give the dims of each host other names")
         shape = Shape.of({**self.extent, **dims})
         instance = current.context().actor_instance
         process = instance._process
@@ -474,7 +474,7 @@ class ProcMesh(Owned):
         """
         self._whole()
         if aggregate_window_sec is not None and not stream_to_client:
-            raise ValueError("aggregate_window_sec is for what is printed: it needs stream_to_client=True")
+            raise ValueError("aggregate_window_sec is for printed output: it needs stream_to_client=True")
         if aggregate_window_sec is not None and not 0 <= aggregate_window_sec < math.inf:
             raise ValueError(f"aggregate_window_sec={aggregate_window_sec!r}: it has to be a number of seconds from 0")
         if not isinstance(level, int) or not 0 <= level <= 255:

@@ -43,7 +43,7 @@ class Owned(MeshAlgebra):
     def _whole(self) -> None:
         if len(self._shape) != len(self._addresses):
             raise RuntimeError(
-                f"'{self._name}' {self.extent} is a slice of a mesh of {len(self._addresses)}: stop the whole"
+                f"'{self._name}' {self.extent} is a slice of a mesh of {len(self._addresses)}: stop the whole mesh"
             )
 
     def _members(self) -> list[str]:

@@ -109,7 +109,7 @@ class GlooMembership(Membership):
             if (wrong := listening.stranger_among([_ends(entry) for entry in self._tell_all(ends)])) is not None:
                 raise MonarchError(
                     f"{self._what} was not used: {wrong}",
-                    hint="somebody else on this machine or network has connected to it. The next step tries again.",
+                    hint="another process on this machine or network has connected to it. The next step tries again.",
                 )
             listening.hear_nobody(listener)
         finally:

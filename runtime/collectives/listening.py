@@ -45,9 +45,9 @@ class Network:
         instead = f'leave out collectives="{library.lower()}"'
         if self.tls and not is_loopback(self.bind):
             raise MonarchError(
-                f"{library} does not encrypt, and the hosts have TLS: whoever is on the network of {self.bind} could "
+                f"{library} does not encrypt, and the hosts have TLS: anyone on the network of {self.bind} could "
                 "listen",
-                hint=f"{instead}; or, where nobody else is on the network, let hosts listen with\n"
+                hint=f"{instead}; or, if nobody else is on the network, let hosts listen with\n"
                 "--token-file and --trusted-network, and attach them with token= and trusted_network=True.",
             )
         if self.advertise is not None and self.advertise != self.bind:

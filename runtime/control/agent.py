@@ -185,7 +185,7 @@ class Agent:
             log.warning("%s: refused: %s", peer, error)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except TimeoutError:
-            log.warning("%s: refused: it has not shown who it is within %g s", peer, limits.HANDSHAKE_SECONDS)
+            log.warning("%s: refused: it has not proved its identity within %g s", peer, limits.HANDSHAKE_SECONDS)
             await call.abort(grpc.StatusCode.UNAUTHENTICATED, "the handshake took too long")
         except Malformed as error:
             reason, goes_on = str(error), False
@@ -444,8 +444,8 @@ class _Service:
             for record in records:
                 self._session.hub.handle(Up(SERVICE, record))
         except Malformed as error:
-            log.error("what the service said cannot be understood: %s", error)
-            self._happened(Gone(SERVICE, f"what its service said cannot be understood: {error}"))
+            log.error("the service's message cannot be parsed: %s", error)
+            self._happened(Gone(SERVICE, f"its service's message cannot be parsed: {error}"))
         if self._session.stream.full:
             task = asyncio.ensure_future(self._release())
             self._releases.add(task)

@@ -48,7 +48,7 @@ def make_certificates(folder: Path, hosts: Sequence[str] = ()) -> list[Path]:
     if present:
         raise MonarchError(
             f"there are certificates for {', '.join(present)} in {folder} already",
-            hint="nothing is overwritten: remove their folders first, or make new ones in another folder.",
+            hint="nothing was overwritten: remove their folders first, or make new ones in another folder.",
         )
     if (folder / CA).exists() != (folder / CA_KEY).exists():
         raise MonarchError(f"of {folder / CA} and {folder / CA_KEY} only one is there")

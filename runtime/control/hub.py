@@ -111,7 +111,7 @@ class Hub:
         except Unreachable as error:
             reason = str(error)
         except Malformed as error:
-            reason = f"what it said cannot be understood: {error}"
+            reason = f"its message cannot be parsed: {error}"
             log.warning("%s: %s", address, reason)
         except asyncio.CancelledError:
             if call.child not in self._faults:

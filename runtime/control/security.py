@@ -94,7 +94,7 @@ class Security:
         if self.uses_tls or self._trusted or is_loopback(split_address(address)[0]):
             return
         raise MonarchError(
-            f"{address} is no loopback address, and a token alone protects nothing from who listens on the network",
+            f"{address} is no loopback address, and a token alone does not protect against a listener on the network",
             hint="use TLS (monarch ca makes the certificates), or, where nobody else can listen, --trusted-network\n"
             "for hosts and trusted_network=True for the controller.",
         )
@@ -148,7 +148,7 @@ def _read_tls(folder: Path) -> TlsFiles:
     except OSError as error:
         below = [path.parent.name for path in sorted(folder.glob(f"*/{CERTIFICATE}"))]
         hint = (
-            f"certificates lie in folders below it: {', '.join(below)}." if below else "monarch ca makes such folders."
+            f"certificates are in folders below it: {', '.join(below)}." if below else "monarch ca makes such folders."
         )
         raise MonarchError(
             f"the folder {folder} has to hold {CA}, {CERTIFICATE} and {KEY}: {error}", hint=hint

@@ -165,7 +165,7 @@ class HostTree:
                     if subscriber is not None and item.host not in self._lost:
                         subscriber[0](item)
             except Exception as error:
-                log.error("what a host said could not be taken in", exc_info=error)
+                log.error("a host's message could not be processed", exc_info=error)
 
     def _lose(self, lost: Lost) -> None:
         for host in range(lost.start, lost.stop):
@@ -191,7 +191,7 @@ class HostTree:
         try:
             run(self._hub.close(self.timeout), 2 * self.timeout)  # also where its loop is stuck
         except TimeoutError:
-            log.warning("the hosts have not been let go of within %g s", 2 * self.timeout)
+            log.warning("the hosts have not been released within %g s", 2 * self.timeout)
         self._inbox.put(None)
 
 

@@ -215,7 +215,7 @@ class Connection(ABC):
         if self.is_parents:
             raise MonarchError(
                 f"the mesh {self.mesh} is of the process that this one was forked from",
-                hint="use it there: what a DataLoader's worker or another child makes are plain tensors. A child may "
+                hint="use it there: a DataLoader's worker or another child makes plain tensors. A child may "
                 "make a mesh of its own.",
             )
         if self.closing:

@@ -100,8 +100,8 @@ def behind(seen: Mapping[int, WorkerProgress]) -> list[int]:
 def report(state: ControllerState, step: Step | None, seen: Mapping[int, WorkerProgress], seconds: float) -> str:
     """The workers that keep a mesh from coming further in a step."""
     late = behind(seen) if seen else []
-    what = "what it was given" if step is None else f"step {step.sequence} ('{step.name}')"
-    lines = [f"monarch: {what} on {state.mesh} has not come further for {seconds:.0f} s."]
+    what = "its work" if step is None else f"step {step.sequence} ('{step.name}')"
+    lines = [f"monarch: {what} on {state.mesh} has made no progress for {seconds:.0f} s."]
     for rank in late[:_SHOWN]:
         each = seen[rank]
         lines.append(f"  worker {state.coordinates_of(rank)} (process {each.pid}) has not arrived: {_doing(each)}")
@@ -122,7 +122,7 @@ def report(state: ControllerState, step: Step | None, seen: Mapping[int, WorkerP
 def _doing(each: WorkerProgress) -> str:
     match each.state:
         case "T":
-            return f"a signal has stopped it (SIGSTOP, say); kill -CONT {each.pid} has it go on"
+            return f"a signal has stopped it (SIGSTOP, say); kill -CONT {each.pid} resumes it"
         case "t":
             return "a debugger has stopped it"
         case "" | "Z":

@@ -114,8 +114,9 @@ def error_of(found: Sequence[Difference], mesh: MeshSpec, host_of: Callable[[int
     if decided:
         message = f"{who} of {mesh} hold{'s' * (len(wrong) == 1)} other bits than the replicas of {tensors}"
         advice = (
-            "monarch.heal_mesh(mesh) puts new workers in their places, with what the others hold. What steps since\n"
-            "the last check computed of the wrong values is in all workers' state: a checkpoint from before has none."
+            "monarch.heal_mesh(mesh) puts new workers in their places, with the values of the others.\n"
+            "Results that steps since the last check computed from the wrong values are in all workers' state:\n"
+            "a checkpoint from before has none."
         )
     else:
         message = f"the replicas of {tensors} of {mesh} hold different bits: {who}"

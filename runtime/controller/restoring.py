@@ -109,9 +109,7 @@ class Restoring(ABC):
             most = (self.connection.hosts if self.connection.hosts > 1 else self._mesh.workers) - 1
             if not 1 <= copies <= most:
                 what = "hosts" if self.connection.hosts > 1 else "workers"
-                raise MonarchError(
-                    f"{copies} copies cannot be kept on {what} other than a worker's own: there are {most} others"
-                )
+                raise MonarchError(f"cannot keep {copies} copies of a worker's state: there are {most} other {what}")
             hosts = self.connection.hosts
             each = self._mesh.workers // hosts if hosts > 1 else 1
             size = snapshot_bytes(self._handles.live(), copies, each) * self._mesh.workers
@@ -199,7 +197,7 @@ class Restoring(ABC):
         if error.decided and connection.actor_processes is None:
             self.state.end(error)
             for rank in error.workers:
-                connection.lose(rank, "held other bits than its replicas")
+                connection.lose(rank, "held bits that differ from its replicas")
         else:
             self._found = error
             tell(Failure(self._mesh, error))
@@ -234,7 +232,7 @@ class Restoring(ABC):
                     raise fresh(self.state.dead)
                 message, hint = self._lost_text([("the value", located(remote))])
                 if self.kept_snapshots is not None and self.kept_snapshots.brings_back(remote.id):
-                    hint = "monarch.heal_mesh(mesh) brings it back from a snapshot: read it again then."
+                    hint = "monarch.heal_mesh(mesh) restores it from a snapshot: read it again then."
                 raise LostError(message, hint=hint)
             asked = dict.fromkeys(set(source.values()), (wire.ASK, remote.id))
             found = self.connection.ask_survivors(asked) if asked else {}
@@ -289,12 +287,12 @@ class Restoring(ABC):
             what = ", ".join(f"{rank} (stopped by a signal)" if rank in stopped else str(rank) for rank in sorted(late))
             raise MonarchError(
                 f"the mesh {mesh} cannot be healed: its workers {what} do not answer",
-                hint="let those go on that have been stopped (kill -CONT), or end them (kill -KILL); others compute,\n"
+                hint="resume those that have been stopped (kill -CONT), or end them (kill -KILL); others compute,\n"
                 "or are stuck. Call heal_mesh again then.",
             )
         if done := [told for place, told in state.told.items() if told <= state.committed.get(place, -1)]:
             raise LostError(
-                f"the mesh {mesh} cannot be healed: step {done[0]} was said to have failed, and was done after all",
+                f"the mesh {mesh} cannot be healed: step {done[0]} was reported as failed, and was done after all",
                 hint="make a new mesh, and start again from the last checkpoint.",
             )
         tables = self._tables()
@@ -423,7 +421,7 @@ class Restoring(ABC):
                 connection.command(copying[-1], record_)
         if way_back is not None:
             steps = sum(step.commits for step in self._waiting)
-            logger.info("healing %s: from the last snapshot, with the %d steps behind it again", mesh, steps)
+            logger.info("healing %s: from the last snapshot, repeating the %d steps after it", mesh, steps)
         for record_ in way_back or ():
             copying.append(Step("copy"))
             connection.command(copying[-1], record_)

@@ -96,7 +96,7 @@ class Snapshots:
         self._commits += step.commits
         self.due = self.due or self._commits >= self.every or self._fills(1)
         if self._whole is not None and self._fills(4):
-            logger.warning("%s: the last snapshot is given up, for no later one could be made", self._mesh)
+            logger.warning("%s: the last snapshot is dropped, because no later one could be made", self._mesh)
             self._whole = None
         if self._whole is None and self._taken is None:
             self._log.clear()
@@ -176,7 +176,7 @@ class Snapshots:
         self._whole, self._holders, self._taken = whole, everyone, None
         while log and (first := log[0])[0].sequence < whole.since:
             _ = log.popleft() if log and log[0] is first else None
-        logger.debug("%s: snapshot %d is whole, with %d values", self._mesh, whole.number, len(whole.values))
+        logger.debug("%s: snapshot %d is complete, with %d values", self._mesh, whole.number, len(whole.values))
 
     # -- after a death -----------------------------------------------------------------------------------------------
 

@@ -47,7 +47,7 @@ PyTorch raises an IndexError, for `gather`, `scatter` and `index_select`, as whi
 _CHECK = "CheckFailed: "
 _KIND_RANK = {"stopped": 0, "failed": 1, "dependent": 2, "aborted": 3}
 
-_GO_ON = "monarch.heal_mesh(mesh) goes on from here, with what the other workers hold."
+_GO_ON = "monarch.heal_mesh(mesh) continues from here, with the values of the other workers."
 
 
 def _last_words(exit: Exit) -> str:
@@ -364,8 +364,8 @@ class ControllerState:
         assert self.dead is not None
         cause = DeviceMeshError(
             f"step {step.sequence} ('{step.name}') was dropped when the mesh was healed: {self.dead.message}",
-            hint="those who were to receive had not come to it, and the values that it sends are not there any more:\n"
-            "call it again, and what was called behind it with its results.",
+            hint="its receivers had not started it, and the values that it sends have been replaced:\n"
+            "call it again, and the later calls that use its results.",
         )
         step.dropped = True
         self.depend(step, cause.knowing(**{**self.dead.facts, "step": step.sequence, "mesh_lost": False}))
@@ -419,7 +419,7 @@ class ControllerState:
             return _stopped(cause, place, step)
         who = f"worker {place.name_of(cause.rank)}"
         what = f" in {cause.op}" if cause.op else ""
-        message = f"{who} failed{what}: {cause.error or 'another step has taken a value that it needs'}"
+        message = f"{who} failed{what}: {cause.error or 'another step has replaced a value that it needs'}"
         hint = cause.hint.splitlines()
         if step is not None:
             part = "" if step.place is None else f", part of {self.mesh}"
@@ -454,7 +454,7 @@ def _anomaly(report: Report, place: Place, step: Step | None) -> AnomalyError:
 def _stopped(report: Report, place: Place, step: Step | None) -> DeviceMeshError:
     facts = _facts(place, report.rank) | ({} if step is None else {"step": step.sequence, "program": step.name})
     return DeviceMeshError(
-        "a step was given up" if step is None else f"step {step.sequence} ('{step.name}') was given up",
+        "a step was aborted" if step is None else f"step {step.sequence} ('{step.name}') was aborted",
         hint="the program was interrupted (Ctrl-C) while it waited for the workers: this step, and those that were\n"
         "called after it, are not applied. Call them again.",
         source=report.source,

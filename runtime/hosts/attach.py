@@ -57,14 +57,16 @@ def security_from(
     if tls is None and token is None:
         tls, token = settings.tls, settings.token
     if tls is not None and token is not None:
-        raise MonarchError("both TLS and a token were given", hint="give one: with TLS no token is needed.")
+        raise MonarchError(
+            "attaching hosts takes TLS or a token, and got both", hint="give one: with TLS no token is needed."
+        )
     if tls is not None:
         return Security.tls(fspath(tls))
     if token is not None:
         is_path = isinstance(token, PathLike) or "/" in token or isfile(token)
         return Security.token(Path(token) if is_path else token, trusted_network=trusted_network)
     raise MonarchError(
-        "hosts are attached with TLS or with a token, and neither was given",
+        "attaching hosts needs TLS or a token, and got neither",
         hint="make certificates (monarch ca DIR) and give tls=DIR here and --tls DIR to monarch host;\n"
         "on loopback, or where you trust the network, token= and --token-file will do.",
     )

@@ -183,8 +183,8 @@ class RemoteConnection(Connection):
                 late = [self._address_at(at) for at in range(self.hosts) if at * self._each not in told]
                 raise MonarchError(
                     f"cannot start {self.mesh}: no answer in time from {', '.join(late)}",
-                    hint="look at what `monarch host` prints there; attach with a longer timeout= where starting takes "
-                    "long.",
+                    hint="read the output of `monarch host` there; if starting takes long, attach with a longer "
+                    "timeout=.",
                 )
             self._inbox.wait(SLEEP_MILLISECONDS / 1000)
 
@@ -294,8 +294,8 @@ class RemoteConnection(Connection):
             self.state.give_up(
                 f"the mesh {self.mesh} has lost host {self._address(message.host)}, with workers "
                 f"{', '.join(map(str, ranks))}: {message.head['why']}",
-                'monarch.heal_mesh(mesh, policy="spare") puts a spare host in its place, and policy="shrink" goes on\n'
-                "without it.",
+                'monarch.heal_mesh(mesh, policy="spare") puts a spare host in its place, and\n'
+                'policy="shrink" continues without it.',
             )
             self._put_back([place for place in places if place in self._before])
         elif message.kind == "refused":  # while a death was reported
@@ -498,8 +498,8 @@ class RemoteConnection(Connection):
             raise MonarchError(
                 f"the mesh {self.mesh} cannot be healed as it was: host {names} is out of reach",
                 hint="".join(f"{self._address(each)} has refused: {self._refused[each]}\n" for each in refused)
-                + f'policy="spare" takes spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1));\n'
-                'policy="shrink" goes on without the lost hosts.',
+                + f'policy="spare" needs spare hosts: there are {len(spares)} (monarch.hosts(..., spares=1));\n'
+                'policy="shrink" continues without the lost hosts.',
             )
         shared = crowded or spares  # where all hosts of the mesh are lost, spare ones have several places
         for turn, place in enumerate(dead):

@@ -53,7 +53,7 @@ class Catalog:
         except Exception as error:  # an unpickler raises whatever the bytes make it raise
             raise CheckpointError(
                 f"the value '{name}' of {self.path} cannot be read: {error}",
-                hint="Monarch loads no pickled objects from a checkpoint but what torch.load(weights_only=True) does.",
+                hint="Monarch loads only the pickled objects that torch.load(weights_only=True) loads.",
             ) from None
 
 

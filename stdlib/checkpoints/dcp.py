@@ -226,7 +226,7 @@ class _Sums:
         expected = self._index["metadata"] if name == METADATA else self._index["values"].get(name)
         if expected != zlib.crc32(data):
             what = self._path / METADATA if name == METADATA else f"{self._path / _HERE}: the value '{name}'"
-            raise CheckpointError(f"{what} is corrupt: its {len(data)} bytes are not what was written")
+            raise CheckpointError(f"{what} is corrupt: its {len(data)} bytes differ from those written")
 
 
 def _catalog(path: FilePath, made: Any, sums: _Sums) -> Catalog:

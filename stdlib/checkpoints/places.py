@@ -103,7 +103,7 @@ class SaveFolder:
         self._begun = True
         left = os.listdir(self.folder)
         if left:
-            logger.warning("removing what a save to %s left that was not finished: %d files", self.path, len(left))
+            logger.warning("removing the files that an unfinished save to %s left: %d", self.path, len(left))
             for name in left:
                 (self.folder / name).unlink()
         shutil.rmtree(former_of(self.path), ignore_errors=True)

@@ -218,7 +218,7 @@ class Stream:
                 raise DataError(
                     f"the state is of a stream of {state['source']} with {name} {state[name]}, and this one, of "
                     f"{mine['source']}, has {mine[name]}",
-                    hint="make the stream as it was made then; for other data begin anew.",
+                    hint="make the stream with the same arguments as then; for other data start a new position.",
                 )
         if not self._source.repeats and options.shuffle is None and state["row"]:
             raise DataError(

@@ -249,8 +249,8 @@ def _address(address: str) -> tuple[str, int]:
         raise ValueError(f"src_address={address!r}: it is an address and a port, '127.0.0.1:9000'")
     if not inside:
         raise ValueError(
-            f"src_address={address!r}: only 127.0.0.1, [::1] and localhost can be listened on, for whoever reaches "
-            f"another address would reach the host's port without a certificate"
+            f"src_address={address!r}: only 127.0.0.1, [::1] and localhost can be listened on: a client of "
+            "another address would reach the host's port without a certificate"
         )
     return host, _checked("the port of src_address", int(port), 0)
 

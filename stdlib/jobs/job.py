@@ -158,7 +158,7 @@ class JobTrait(ABC):
                 try:
                     end.get(max(0.0, until - time.monotonic()))
                 except TimeoutError:
-                    log.warning("what this program runs on the job's hosts has not ended in time: its hosts are ended")
+                    log.warning("this program's processes on the job's hosts have not ended in time: ending the hosts")
                 except (RuntimeError, MonarchError):  # they are lost
                     pass
         finally:  # also where this is interrupted: nobody else would end the hosts
@@ -195,7 +195,7 @@ class JobTrait(ABC):
             return None
         if job.can_run(self):
             return job
-        log.warning("the job in %s has ended, or is another one: it is killed", path)
+        log.warning("the job in %s has ended, or differs: killing it", path)
         job.kill()
         path.unlink(missing_ok=True)
         return None

@@ -186,7 +186,7 @@ class SlurmJob(JobTrait):
     def _ended(self, state: str) -> MonarchError:
         return MonarchError(
             f"Slurm's job {self._id} has ended ({state or 'it is in no queue any more'})",
-            hint=f"what it wrote is in {self._logs}/monarch-{self._id}.out",
+            hint=f"its output is in {self._logs}/monarch-{self._id}.out",
         )
 
     def _attach(self, addresses: list[str]) -> HostMesh:

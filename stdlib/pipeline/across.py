@@ -567,7 +567,7 @@ def _differing(first: Sequence[int], second: Sequence[int]) -> list[int]:
 
 def _in_region(inside: str) -> ProgramError:
     return ProgramError(
-        f"whether {inside} mixes the rows of the batch cannot be told, in a pipeline's model",
+        f"whether {inside} mixes the rows of the batch is unknown, in a pipeline's model",
         hint="say pipeline(…, mixes_rows=True): each microbatch has branches and loops of its own then, and is right "
         "where\nthe model computes each row from itself alone; or write it without, as a loop of Python's.",
         source=user_source(),

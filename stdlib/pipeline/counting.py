@@ -205,7 +205,7 @@ class _DryRuns:
         if found.diverges or found.has_other_numbers:
             again = self._compared(recorder.calls, own, device)
             if again.diverges or again.differences:
-                raise NotComparable("what it calls differs from one run to the next", None)
+                raise NotComparable("its calls differ from one run to the next", None)
         return found
 
     def _compared(self, calls: Sequence[TorchCall], rows: int, device: str) -> CallComparison:
@@ -273,7 +273,7 @@ def counts_rows(name: str, found: CallDifference, own: int, whole: int) -> Progr
     verb = "gives" if found.gives else "takes"
     return ProgramError(
         f"{name} {verb} {found.own} for the {own} rows of a microbatch, and {found.whole} for the {whole} of the batch",
-        hint="a number that follows from how many rows there are is another in each microbatch. Call what counts them "
+        hint="a number that follows from the number of rows differs in each microbatch. Call what counts them "
         f"itself,\nsuch as h.mean(0) for h.sum(0) / len(h); give the number as an argument, pipe.step(x, {whole}, …); "
         "or say\npipeline(…, mixes_rows=True), where each microbatch counts its own.",
         source=found.source,
@@ -286,8 +286,8 @@ def other_way(name: str, own: int, whole: int, source: Source | None) -> Program
         f"the model calls {name} for the {whole} rows of the batch, and not for the {own} of a microbatch"
         if source is not None
         else f"the model calls {name} for the {own} rows of a microbatch, and not for the {whole} of the batch",
-        hint="which functions it calls may not depend on how many rows there are; with pipeline(…, mixes_rows=True) "
-        "each microbatch\ngoes its own way.",
+        hint="its calls may not depend on the number of rows; with pipeline(…, mixes_rows=True) "
+        "each microbatch\ntakes its own branch.",
         source=source or user_source(),
     )
 
@@ -297,7 +297,7 @@ def warn_not_comparable(why: str, source: Source | None) -> None:
     at = source or user_source()
     file, line = (at.own.file, at.own.line) if at is not None else ("a pipeline", 0)
     warnings.warn_explicit(
-        f"whether the model computes with how many rows it is given could not be seen: {why}.\n"
+        f"Monarch could not check whether the model computes with its number of rows: {why}.\n"
         "  It was run apart from the mesh, without data and with numbers that are made up. A number such as len(h) "
         "would be that\n  of a microbatch, without an error. Where it computes each row from itself alone, and with "
         "no such number, say\n  pipeline(…, mixes_rows=True), with which nothing is looked for.",

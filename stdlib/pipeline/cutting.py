@@ -68,7 +68,7 @@ def balanced(model: nn.Module, count: int, cost: Cost | None = None) -> list[str
     units = _units(model, "")
     if len(units) < count:
         raise ProgramError(
-            f"{type(model).__name__} has {len(units)} modules to cut it between, and {count} stages need more",
+            f"{type(model).__name__} has {len(units)} modules between which to split it, and {count} stages need more",
             hint="name the modules at which stages begin: split_at=['encoder.layers.4', …].",
             source=user_source(),
         )

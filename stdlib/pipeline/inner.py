@@ -91,7 +91,7 @@ def check_inner(inputs: Any) -> ProgramError | None:
         return None
     return ProgramError(
         "torch.autograd.grad of tensors of a transform in a pipeline's model",
-        hint="whether it mixes the rows of the batch cannot be told. Take the gradient outside of the transform;\n"
+        hint="whether it mixes the rows of the batch is unknown. Take the gradient outside of the transform;\n"
         "or say pipeline(…, mixes_rows=True), where each microbatch is mixed by itself.",
         source=user_source(),
     )

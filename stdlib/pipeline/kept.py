@@ -111,8 +111,8 @@ class Kept:
             return None
         return ProgramError(
             f"the model changes its '{name}' inside of a function, in each microbatch",
-            hint="what a model keeps changes once a step. Change it by a call of its own, which all microbatches wait "
-            "for:\nself.steps.add_(1), or self.steps = self.steps + 1.",
+            hint="values that a model keeps change once a step. Change it by a call of its own, for which all "
+            "microbatches wait:\nself.steps.add_(1), or self.steps = self.steps + 1.",
             source=user_source(),
         )
 
@@ -123,7 +123,7 @@ class Kept:
             return None
         return ProgramError(
             f"the model reads its '{'.'.join(filter(None, at))}': it has the rows of a microbatch of the step before",
-            hint="give them with the batch: what a step is to go on with is an argument of it, with all rows.",
+            hint="pass them with the batch: a value of an earlier step is an argument, with all rows.",
             source=user_source(),
         )
 
@@ -146,7 +146,7 @@ class Kept:
                 if ref is not None and ref is not before.get(key, (None, None))[1] and has_rows(tensor):
                     raise ProgramError(
                         f"the model assigns the rows of a microbatch to its '{prefix}{key}'",
-                        hint="behind the step it would have some rows of the batch: give them as an output of the "
+                        hint="after the step it would have some rows of the batch: return them as an output of the "
                         "model.",
                         source=user_source(),
                     )

@@ -85,7 +85,7 @@ def pipeline(
     if mesh_dim not in mesh.spec.sizes:
         raise LayoutError(
             f"unknown mesh dim '{mesh_dim}'",
-            hint=known_dims(mesh_dim, mesh.spec, mesh.mesh_dim_names) + "\nThe stages' is said by mesh_dim=.",
+            hint=known_dims(mesh_dim, mesh.spec, mesh.mesh_dim_names) + "\nName the stages' dim by mesh_dim=.",
             source=user_source(),
         )
     groups = mesh.spec.sizes[mesh_dim]
@@ -104,7 +104,7 @@ def pipeline(
     if stages.count != timetable.stages:
         raise ProgramError(
             f"{stages.count} stages for {timetable.stages} places: {mesh_dim}={groups}, {virtual} stages for each",
-            hint=f"cut the model at {timetable.stages - 1} modules.",
+            hint=f"split the model at {timetable.stages - 1} modules.",
             source=user_source(),
         )
     costs = None
@@ -181,7 +181,7 @@ class Pipeline(nn.Module):
         if not torch.is_grad_enabled():
             raise ProgramError(
                 "a pipeline's step where no gradients are computed, as in torch.no_grad()",
-                hint="pipe(x) in a program is the model on a whole batch, for evaluation.",
+                hint="pipe(x) in a program runs the model on a whole batch, for evaluation.",
                 source=user_source(),
             )
         if reduction not in ("mean", "sum"):
@@ -368,7 +368,7 @@ def _check_open(leaves: Sequence[Any]) -> None:
         if any(isinstance(each, torch.Tensor) for each in within):
             name = type(leaf).__name__
             raise ProgramError(
-                f"an argument of a step is a {name}, whose tensors would not be cut into microbatches",
+                f"an argument of a step is a {name}, whose tensors would not be split into microbatches",
                 hint=f"torch.export.register_dataclass({name})      # right, once, where it is a dataclass\n"
                 "or give its tensors by themselves, or in a dict, list or tuple.",
                 source=user_source(),

@@ -31,7 +31,8 @@ AT_ONCE = 30
 def table(here: Sequence[Outcome], there: Sequence[Outcome]) -> str:
     """By kind: how many faults there were, in how many steps they were told, in which time, and how long healing took;
     medians, and the longest."""
-    lines = ["| fault | here | on two hosts | reported | reported in | healed | healed in |", "|---|---|---|---|---|---|---|"]
+    lines = ["| fault | here | on two hosts | reported | reported in | healed | healed in |"]
+    lines += ["|---|---|---|---|---|---|---|"]
     for kind in KINDS:
         mine, theirs = ([each for each in outcomes if each.kind == kind.name] for outcomes in (here, there))
         told = [each.told for each in (*mine, *theirs) if each.told is not None]

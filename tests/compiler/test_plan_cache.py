@@ -191,7 +191,7 @@ def test_a_file_that_is_not_the_plan_is_compiled_anew_and_said(
     capsys.readouterr()
     again, passes = compiled(graph())
     assert passes and hash_of(again) == hash_of(first)
-    assert "a plan that was kept cannot be read, so its program is compiled anew" in capsys.readouterr().err
+    assert "a kept plan cannot be read, so its program is compiled again" in capsys.readouterr().err
     assert not compiled(graph())[1]
 
 

@@ -231,7 +231,7 @@ def test_dtypes_that_cannot_lie_on_a_mesh() -> None:
     with pytest.raises(LayoutError) as caught:
         TensorType(torch.complex32, (2,))
     assert str(caught.value) == (
-        f"tensors of torch.complex32 cannot lie on a mesh yet\n  dtypes are {', '.join(DTYPES)}."
+        f"tensors of torch.complex32 cannot be on a mesh yet\n  dtypes are {', '.join(DTYPES)}."
     )
 
 

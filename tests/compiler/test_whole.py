@@ -137,5 +137,5 @@ def test_a_strict_program_refuses_it_with_the_line_and_the_way_out() -> None:
         "train.py:3: error: wholetest.sorted_rows.default runs whole on every worker, with 96 B gathered for each "
         "call\n  If it computes each entry of dim 0 from the same entry of its operands alone, this rule shards it:\n"
         '      monarch.sharding_rule("wholetest.sorted_rows", "n _ -> n _, n _")\n'
-        "  Leave out strict=True to run it whole, or give it replicated operands."
+        "  Leave out strict=True to run the whole op on every worker, or give it replicated operands."
     )

@@ -93,4 +93,4 @@ def test_a_plan_that_is_damaged_is_compiled_anew(tmp_path: Path, first: tuple[st
         path.write_bytes(data)
     printed, said = run(tmp_path)
     assert printed == first[0]
-    assert "a plan that was kept cannot be read" in said and said.count("partition-by-data") == 2
+    assert "a kept plan cannot be read" in said and said.count("partition-by-data") == 2

@@ -122,7 +122,7 @@ def test_outside_of_programs(root: Mesh) -> None:
     torch.testing.assert_close(y.full_tensor(), torch.arange(12.0).reshape(4, 3))
     torch.testing.assert_close(x.grad.full_tensor(), 2 * torch.arange(12.0).reshape(4, 3))
     assert y.mesh is b and x.grad.mesh is a
-    with pytest.raises(ProgramError, match="behind the mesh stands a layout"):
+    with pytest.raises(ProgramError, match="the argument after the mesh is a layout"):
         x.to(b, torch.bfloat16)
 
 

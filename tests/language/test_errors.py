@@ -160,7 +160,7 @@ def test_an_unknown_mesh_dim(mesh: Mesh) -> None:
 def test_layout_of_a_plain_tensor() -> None:
     with pytest.raises(ProgramError) as error:
         layout(torch.ones(4), "[@data]")
-    assert "layout() of a plain tensor of shape [4], which lies on no mesh" in str(error.value)
+    assert "layout() of a plain tensor of shape [4], which is on no mesh" in str(error.value)
     assert "monarch.distribute(x, mesh, layout)" in str(error.value)
 
 
@@ -200,7 +200,7 @@ def test_an_argument_that_is_a_plain_tensor_cannot_be_changed_in_place(mesh: Mes
     for plain in ((0, 1), (1,), (0,)):
         given = [torch.ones(4) if at in plain else distribute(torch.ones(4), mesh) for at in range(2)]
         with pytest.raises(
-            ProgramError, match=r"argument [xy] of the program is a plain tensor, and is changed in place"
+            ProgramError, match=r"argument [xy] of the program is a plain tensor, and the program changes it in place"
         ):
             step(*given)
         assert all(each.tolist() == [1.0] * 4 for each in given)
@@ -224,13 +224,13 @@ def test_annotations_are_checked(mesh: Mesh) -> None:
     with pytest.raises(ProgramError) as error:
         step(torch.zeros(8, 128, dtype=torch.int64))
     assert text_of(error) == lines(
-        "test_errors.py: error: argument 'tokens' of step has another type than its annotation",
+        "test_errors.py: error: argument 'tokens' of step has a type that differs from its annotation",
         "      step(torch.zeros(8, 128, dtype=torch.int64))",
         "      ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^",
         "  'tokens' is i64[8, 128], and is annotated as i64[16@data, 128].",
         "  Change the annotation, or pass a tensor of type i64[16@data, 128].",
     )
-    with pytest.raises(ProgramError, match="has another layout than its annotation"):
+    with pytest.raises(ProgramError, match="has a layout that differs from its annotation"):
         step(distribute(torch.zeros(16, 128, dtype=torch.int64), mesh))
     with pytest.raises(ProgramError, match=r"argument 'tokens' is NoneType, and is(.|\n)*pass a tensor: torch"):
         step(None)  # type: ignore[arg-type]
@@ -321,7 +321,7 @@ def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
         (
             lambda x: _train_plain(x, torch.optim.Adam),
             ProgramError,
-            r"what its optimizer keeps for it, of shape \[4, 4\]",
+            r"its optimizer's state, of shape \[4, 4\]",
         ),
         (
             lambda x: program(lambda x: [*_batches(x)])(x),
@@ -361,7 +361,7 @@ def typed(n: int, x: "f32[4@dta, 4]") -> torch.Tensor:
             LayoutError,
             r"'weight' is on the mesh already, as f32\[4@data, 4\], and layouts say f32\[4, 4@data\]",
         ),
-        (lambda x: _placed_again(), LayoutError, r"on another mesh already(.|\n)*new.load_state_dict"),
+        (lambda x: _placed_again(), LayoutError, r"already on another mesh(.|\n)*new.load_state_dict"),
         (lambda x: x.share_memory_(), MonarchError, r"no storage here(.|\n)*elsewhere pass x.full_tensor"),
         (lambda x: pickle.dumps(x.mesh), TypeError, r"Mesh\(data=2, model=2\) cannot be pickled"),
     ],

@@ -14,7 +14,7 @@ from monarch.runtime.future import Future
 
 
 def test_users_get_futures_from_calls() -> None:
-    with pytest.raises(TypeError, match="a Future is what a call gives"):
+    with pytest.raises(TypeError, match="a Future is the result of a call"):
         Future()
 
 

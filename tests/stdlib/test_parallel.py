@@ -150,7 +150,7 @@ def test_inputs_may_be_given() -> None:
         def forward(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
             return self.inner(x * scale)
 
-    asked = r'Two does not show what .*\n  Give the arg.*\(module, mesh, "model", inputs=\{"x": x, "scale": scale\}\)'
+    asked = r'Two does not show the .*\n  Give the arg.*\(module, mesh, "model", inputs=\{"x": x, "scale": scale\}\)'
     with pytest.raises(ValueError, match=asked):
         tensor_parallel(Two(), MESH, "model")
     with pytest.raises(ValueError, match=r"tensor_parallel cannot trace Two on f32\[3, 7\]: .*\n  Give the arg"):
@@ -270,7 +270,7 @@ def test_combine_refuses_a_mesh_dim_twice() -> None:
         combine(tensor_parallel(model, MESH, "model"), fully_shard(model, MESH, "model"))
     assert str(error.value) == (
         "two of the layouts of 'blocks.0.attention.q.weight' name mesh dim 'model': [@model, -] and [@model, -]\n"
-        "  A mesh dim can cut a tensor once. Give each of the layouts a mesh dim of its own."
+        "  A mesh dim can shard a tensor once. Give each of the layouts a mesh dim of its own."
     )
 
 

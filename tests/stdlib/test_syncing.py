@@ -186,7 +186,7 @@ def test_what_arrives_otherwise_than_it_was_sent_is_not_used(
     source = {"w": monarch.distribute(torch.ones(64, 6), trainers, "[@data, -]")}
     target = {"w": monarch.distribute(torch.zeros(64, 6), generators, "[-, @model]")}
     monarch.sync(source, target)
-    with pytest.raises(DeviceMeshError, match="what arrived is not what was sent"):
+    with pytest.raises(DeviceMeshError, match="the received bytes differ from those sent"):
         monarch.version(target)
     assert monarch.version(target) == 0 and target["w"].full_tensor().eq(0).all()
 

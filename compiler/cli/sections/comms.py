@@ -42,7 +42,7 @@ def show(out: Console, plan: Plan) -> None:
     rows = data(plan)
     if not rows:
         heading(out, "collectives", first=True)
-        line(out, "  none: no worker needs anything of another.")
+        line(out, "  none: no worker needs data of another.")
         return
     total = sum(row["bytes"] for row in rows)
     heading(

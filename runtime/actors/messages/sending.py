@@ -47,7 +47,7 @@ class Sending:
         if handle.type.padded(executor.mesh).padding:
             raise MonarchError(
                 f"{handle.type} on {executor.mesh} has padding, which an actor would get with its shard",
-                hint="lay it out so that the mesh divides it, x.redistribute(...), or fetch it first: x.full_tensor().",
+                hint="choose a layout that the mesh divides, x.redistribute(...), or fetch it first: x.full_tensor().",
             )
         token, remotes = self.tensors.setdefault(executor, (executor.number(), []))
         remotes.append(executor.owned(handle, "the tensor that is sent"))

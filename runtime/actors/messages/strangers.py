@@ -43,7 +43,7 @@ class Strangers:
     def _accept(self, _: int) -> None:
         for connection, _ in self._router.accepted(self._listener, self._accept):
             if len(self._said) >= self._most:
-                self._turn_away(next(iter(self._said)), "others came while it did not say which process it wants")
+                self._turn_away(next(iter(self._said)), "other connections came before it named its process")
             connection.setblocking(False)
             if not self._looks:
                 self._looks = True

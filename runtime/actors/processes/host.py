@@ -198,7 +198,7 @@ class Host:
             self._groups.pop(group.id, None)
             gone = isinstance(error, ConnectionError)
             raise MonarchError(
-                f"cannot start {count} processes: {'what forks them has ended meanwhile' if gone else error}",
+                f"cannot start {count} processes: {'the process that forks them has ended' if gone else error}",
                 hint="Try again: a new one is started." if gone else _LIMIT,
             ) from error
         finally:
@@ -306,7 +306,7 @@ class Host:
         if not how:
             how = "was stopped" if expected or status is None else how_ended(status)
         if expected and running.late is not None:
-            how = f"was killed, for it had not ended {running.late:g} s after it was told to"
+            how = f"was killed, because it had not ended {running.late:g} s after the request to end"
         log = tuple(running.last[rank])
         unfit = running.unfit.get(rank)
         self.tell(Death(group.addresses[rank], group.name, rank, how, status, log, expected, unfit))

@@ -196,11 +196,11 @@ class LocalActor:
     def _abandon(self, seconds: float) -> None:
         self._abandoned = True
         sys.stderr.write(
-            f"monarch: '{self.instance.label}' was told to stop, and what it does did not end within {seconds:g} s."
+            f"monarch: '{self.instance.label}' did not stop within {seconds:g} s."
             f" It counts as ended; it is here:\n{self.where()}"
         )
         sys.stderr.flush()
-        self._close(End(f"it was told to stop, and what it did had not ended {seconds:g} s later"))
+        self._close(End(f"it had not stopped {seconds:g} s after the request"))
         for call in list(self._under_way.values()):
             self._refuse(call)
         # Ends a loop in Python, and a coroutine that awaits. Code that waits in C stays, in a thread that nothing waits

@@ -276,7 +276,7 @@ class Process:
         elif head[1] in self._all_ended:
             self.refuse(sender, head, "the actor", None, "it has ended")
         else:
-            self.refuse(sender, head, "the actor", None, "who spawned it ended before that was done")
+            self.refuse(sender, head, "the actor", None, "its spawner ended before that")
 
     def _look_after(self, actor: str, creator: str) -> None:
         """Messages have waited for the spawn of an actor. A creator that has ended before this process began, or so

@@ -90,7 +90,7 @@ def _limits(limits: Limits, rdma: bool) -> Iterator[Finding]:
             ("Workers share memory by memfd_create(2): allow that call in the container's seccomp profile.",),
         )
     else:
-        yield Finding("shared memory", "as much as there is memory (/dev/shm is not used)")
+        yield Finding("shared memory", "all memory (/dev/shm is not used)")
     yield _open_files(*limits.open_files)
     if rdma:
         yield _locked_memory(*limits.locked_memory)
@@ -183,7 +183,7 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
         yield _lacks(
             "GPUs",
             f"{seen}: there, and torch, built for {machine.torch_for}, cannot use them",
-            'See what python -c "import torch; torch.zeros(1).cuda()" says: mostly the driver is too old,',
+            'Read the output of python -c "import torch; torch.zeros(1).cuda()" says: usually the driver is too old,',
             "or the container was started without them (docker run --gpus all).",
         )
     else:

@@ -77,7 +77,7 @@ def _both_ways(name: str, link: Link, region: Region, size: int) -> Measured:
     finish(link.get(back, region))
     read = _seconds(lambda: finish(link.get(back, region)))
     if not torch.equal(here, back):
-        return Measured(name, missing="what is read back is not what was written: please report this")
+        return Measured(name, missing="the bytes read back differ from those written: please report this")
     return Measured(name, size / write, size / read)
 
 

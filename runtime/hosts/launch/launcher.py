@@ -69,7 +69,7 @@ class LaunchedHosts:
         for number, how in self.launcher.ended().items():
             raise MonarchError(
                 f"host {number} ({self.addresses[number]}) is gone: {how}",
-                hint="hosts that are lost stay lost: launch them anew.",
+                hint="lost hosts stay lost: launch them again.",
             )
         return self.attached.start(mesh)
 

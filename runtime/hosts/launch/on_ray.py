@@ -163,7 +163,7 @@ class RayLauncher:
             late = ", ".join(str(number) for number, each in enumerate(references) if each not in done)
             raise MonarchError(f"Ray did not {what} within {self._timeout:g} s on the node of host {late}") from None
         except ray.exceptions.RayError as error:
-            raise MonarchError(f"a Ray actor that was to {what} has failed: {error}") from None
+            raise MonarchError(f"a Ray actor that should {what} has failed: {error}") from None
 
     def _described(self) -> str:
         """The resources of each living node, and the free ones of all."""

@@ -173,7 +173,7 @@ class KubernetesJob(JobTrait):
                 self._kill()
             except MonarchError as left:
                 shutil.rmtree(folder, ignore_errors=True)  # keys: nobody will attach these pods
-                error.add_note(f"what the job had created is left, with the label {JOB}={self._name}: {left}")
+                error.add_note(f"the job's resources remain, with the label {JOB}={self._name}: {left}")
             raise
 
     def _certified(self, mesh: MeshOfPods, rank: int) -> str:

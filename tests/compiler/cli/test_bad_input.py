@@ -100,7 +100,7 @@ MISTAKES = {
     ),
     "a number for a tensor": (
         ["compile", "mlp.py", "--arg", "x=1"],
-        ["argument 'x' of mlp has another type than its annotation", "f32[8@data, 64]"],
+        ["argument 'x' of mlp has a type that differs from its annotation", "f32[8@data, 64]"],
     ),
     "a plan to compile": (["compile", "mlp.mplan"], ["mlp.mplan names no program", "write FILE.py:PROGRAM"]),
     "a plan that cannot be written": (["compile", "mlp.py", "-o", "none/x.mplan"], ["cannot write none/x.mplan"]),

@@ -21,7 +21,7 @@ SHOWN = """\
 machine: Linux 6.1, x86_64, Python 3.11
   ✓ cores          8
   ✓ memory         60.0 GiB free of 64.0 GiB
-  ✓ shared memory  as much as there is memory (/dev/shm is not used)
+  ✓ shared memory  all memory (/dev/shm is not used)
   ! open files     1,024 at most: enough for small meshes, not for hundreds of
                    workers or hosts
                    → ulimit -n 65536, before Monarch is started (a service:

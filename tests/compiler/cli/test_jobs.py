@@ -161,7 +161,7 @@ def test_a_job_whose_hosts_have_ended_is_to_be_applied_again(folder: Path) -> No
     status, _, err = monarch(folder, "exec", "true")
     assert status == 2 and "the job that .monarch/job_state.pkl remembers has ended" in err
     status, out, err = monarch(folder, "apply", "jobs.py:one()")
-    assert status == 0 and "The job is applied" in out and "has ended, or is another one: it is killed" in err
+    assert status == 0 and "The job is applied" in out and "has ended, or differs: killing it" in err
     assert monarch(folder, "exec", "echo", "there") == (0, "there\n", "")
 
 

@@ -72,7 +72,7 @@ def test_what_does_not_fit_says_so(folder: Path, monarchc: Run) -> None:
     out = monarchc("sweep", "mlp.py", "--machine", "tiny.toml", code=1).out
     assert "does not fit: a worker holds" in out and out.splitlines()[-1].startswith("  none fits: ")
     out = monarchc("sweep", "mlp.py", "--memory-limit", "1KiB", code=1).out
-    assert out.splitlines()[-1] == "  none of them can be compiled: what each says is in the table"
+    assert out.splitlines()[-1] == "  none of them can be compiled: the table has the errors"
     (limited,) = json.loads(monarchc("sweep", "mlp.py", "--memory-limit", "1KiB", "--json", code=1).out)["rows"]
     assert limited["found"] is None and "1.0 KiB" in limited["error"]
 

@@ -493,7 +493,7 @@ def test_a_findings_text(tmp_path: Path) -> None:
         f"{path}:5:23: error[M102]: 'step' cannot read a tensor's value into Python",
         "      é = x.mean(); y = x.item()",
         "                        ^^^^^^^^",
-        "  é = x.mean(); y = x.item()  # wrong: there is no value when the program is traced",
+        "  é = x.mean(); y = x.item()  # wrong: the value is unknown when the program is traced",
         "  return loss                 # right: give the tensor back",
         "  step(x).item()              # right: outside the program: waits for the value",
     ]

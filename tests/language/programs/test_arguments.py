@@ -96,7 +96,7 @@ def test_what_does_not_fit_its_annotation_is_refused(mesh: Mesh, value: Any, wor
 
 def test_a_sparse_tensor_is_refused_as_an_argument_and_closed_over(mesh: Mesh) -> None:
     sparse = torch.eye(4).to_sparse()
-    with pytest.raises(LayoutError, match=r"torch.sparse_coo cannot lie on a mesh[\s\S]*to_dense"):
+    with pytest.raises(LayoutError, match=r"torch.sparse_coo cannot be on a mesh[\s\S]*to_dense"):
         program(lambda x: x * 2, mesh=mesh).trace(sparse)
     assert list(program(lambda x: x * len(sparse), mesh=mesh).trace(torch.ones(4)).graph.calls)
 
@@ -230,11 +230,11 @@ torch.export.register_dataclass(Registered)
 
 def test_a_program_that_is_traced_for_what_an_argument_holds_says_what_helps(mesh: Mesh, traces: list[str]) -> None:
     step = program(lambda batch: batch.x * 2, mesh=mesh)
-    with pytest.warns(TracedAgainWarning, match="'batch' is a Several, and what it holds .'x', .*register_dataclass"):
+    with pytest.warns(TracedAgainWarning, match="'batch' is a Several, and its content .'x', .*register_dataclass"):
         for i in range(10):
             assert step(Several(torch.full((1,), float(i)))).item() == 2 * i
     mean = program(lambda x, numbers: x * numbers.mean(), mesh=mesh)
-    with pytest.warns(TracedAgainWarning, match="the array 'numbers' is built in. Pass it as a tensor"):
+    with pytest.warns(TracedAgainWarning, match="the array 'numbers' is built into the plan. Pass it as a tensor"):
         for i in range(10):
             assert mean(torch.ones(1), np.full(3, float(i))).item() == i
     traces.clear()

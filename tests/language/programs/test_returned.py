@@ -170,7 +170,7 @@ async def _later(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("function", "args", "told"),
     [
-        (_rows, 1, r"a generator.*\n +def _rows.*\n +return a list of what it gives: return \[\*rows\(x\)\]"),
+        (_rows, 1, r"a generator.*\n +def _rows.*\n +return a list of its values: return \[\*rows\(x\)\]"),
         (_no_tensors, 0, "a generator"),
         (_later, 1, r"a coroutine.*\n +async def _later.*\n +have a plain function be the program"),
         (lambda x: [1, (row * 2 for row in x)], 1, "a generator"),

@@ -295,7 +295,7 @@ def test_what_the_error_of_a_plain_argument_that_is_written_says_is_right(
     with pytest.raises(ProgramError) as refused:
         program(function, mesh=mesh)({"x": some(0, 4, 2)})
     for line in (
-        "argument batch['x'] of the program is a plain tensor, and is changed in place",
+        "argument batch['x'] of the program is a plain tensor, and the program changes it in place",
         "batch['x'] = batch['x'].clone() ",
         "batch['x'] = monarch.distribute(batch['x'], mesh) ",
     ):

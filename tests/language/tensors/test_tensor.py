@@ -258,7 +258,7 @@ def test_a_module_on_a_mesh(mesh: Mesh) -> None:
     )
     assert str(model.embed.weight.tensor_type) == "f32[10, 4@model]"
     assert str(model.head.bias.tensor_type) == "f32[10@data]"
-    with pytest.raises(LayoutError, match="are one tied parameter, and are given two layouts"):
+    with pytest.raises(LayoutError, match="are one tied parameter, and have two layouts"):
         module_to_mesh(Tied(), mesh, layouts={"embed.weight": "[@data, -]", "head.weight": "[-, @model]"})
 
 

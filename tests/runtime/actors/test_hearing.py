@@ -272,12 +272,12 @@ def test_a_failure_that_is_not_dealt_with_cancels_the_endpoint_that_awaits(deal:
     port, receiver = Channel[Any].open()
     waiting = spawn(1).spawn("waiting", Waiting, port, deal)
     reason = "__supervise__ raised RuntimeError" if deal == "raise" else "a failure of 'worker' was not dealt with"
-    said = rf"'waiting\[0\]' at {{'gpus': 0/1}} takes no messages any more: {reason}"
+    said = rf"'waiting\[0\]' at {{'gpus': 0/1}} takes no more messages: {reason}"
     with pytest.raises(SupervisionError, match=said) as raised:
         waiting.watch.call_one().get(WAIT)
     assert raised.value.endpoint == "waiting.watch"
     assert hear(receiver, 1) == [("watched", None)]
     failure = faults.get(timeout=WAIT)
     assert failure.mesh_name == "waiting" and failure.cause is not None and failure.cause.mesh_name == "worker"
-    with pytest.raises(SupervisionError, match="takes no messages any more"):
+    with pytest.raises(SupervisionError, match="takes no more messages"):
         waiting.echo.call_one(1).get(WAIT)

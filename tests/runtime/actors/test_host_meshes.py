@@ -47,7 +47,7 @@ class Cleaner(Actor):
 
 def test_a_slice_is_no_owner(tmp_path: Path) -> None:
     cleaners = this_host().spawn_procs(per_host={"gpus": 2}).spawn("cleaners", Cleaner, str(tmp_path / "ended"))
-    with pytest.raises(RuntimeError, match="stop the whole"):
+    with pytest.raises(RuntimeError, match="stop the whole mesh"):
         cleaners.slice(gpus=0).stop()  # type: ignore[attr-defined]
     with pytest.raises(RuntimeError, match="shutdown_context"):
         this_proc().stop()

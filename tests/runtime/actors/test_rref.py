@@ -116,7 +116,7 @@ def test_what_cannot_be_is_an_error(linear: Linear, mesh: Mesh) -> None:
         linear.promises_less.rref(x)
     with pytest.raises(ActorError, match="linear.* raised ValueError: no data here"):
         linear.fails.rref(x)
-    with pytest.raises(ProgramError, match="needs a gradient, and what actors return has none"):
+    with pytest.raises(ProgramError, match="needs a gradient, and actors' results have none"):
         linear.forward.rref(x.detach().requires_grad_())
     with pytest.raises(LayoutError, match="is plain: it is here, and on no mesh"):
         monarch.fetch_shard([torch.ones(2)], data=0)
@@ -260,7 +260,7 @@ def test_what_a_program_cannot_ask_is_an_error(linear: Linear, loader: Loader, m
         monarch.program(branch)(x)
     with pytest.raises(ProgramError, match=r"rref\(\) in a checkpoint, which may run any number of times"):
         monarch.program(checkpointed)(x)
-    with pytest.raises(ProgramError, match=r"fails.rref\(\) in a program needs to know what is returned"):
+    with pytest.raises(ProgramError, match=r"fails.rref\(\) in a program needs the types of the results"):
         monarch.program(lambda x: linear.fails.rref(x))(x)
     with pytest.raises(ProgramError, match="is given a plain tensor from outside"):
         plain = torch.ones(2, 2)

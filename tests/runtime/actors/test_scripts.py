@@ -179,7 +179,7 @@ def test_an_actor_that_does_not_stop_counts_as_ended_after_a_while(how: str, cap
         call.get(WAIT)
     shutdown_context().get(WAIT)
     said = capfd.readouterr().err
-    assert "[crew] monarch: 'stuck' was told to stop, and what it does did not end within 0.1 s" in said
+    assert "[crew] monarch: 'stuck' did not stop within 0.1 s" in said
 
 
 def test_processes_that_are_stopped_run_exit_handlers_of_their_own() -> None:

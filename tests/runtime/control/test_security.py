@@ -103,7 +103,7 @@ def test_a_client_that_takes_its_time_is_refused(
     host: Host, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "HANDSHAKE_SECONDS", 0.2)
-    with logged(caplog, "has not shown who it is"), raw(host.address) as stream:
+    with logged(caplog, "has not proved its identity"), raw(host.address) as stream:
         stream.write(ControllerHandshake(b"x" * 16, Release(limits.PROTOCOL, "0")).hello())
         assert stream.refusal() == ("UNAUTHENTICATED", "the handshake took too long")
 

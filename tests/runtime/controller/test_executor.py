@@ -319,7 +319,7 @@ def test_small_results_of_steps_that_fail_and_those_that_are_donated(executor: M
     build.call("commit")
     build.output(build.call("aten.add_.Tensor", state, 1), whole((1,)), "state", "x")
     (new,) = executor.run(build.plan(), [right])
-    with pytest.raises(DeviceMeshError, match="another step has taken a value that it needs"):
+    with pytest.raises(DeviceMeshError, match="another step has replaced a value that it needs"):
         executor.shards(right, [0])
     assert executor.shards(new, [0])[0].tolist() == [8]
 

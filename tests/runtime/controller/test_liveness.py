@@ -93,9 +93,9 @@ def test_those_behind_have_not_arrived() -> None:
     made = Step("train")
     made.sequence = 7
     assert report(ControllerState(MeshSpec.of(data=4)), made, seen, 60.4) == (
-        "monarch: step 7 ('train') on mesh<data=4> has not come further for 60 s.\n"
-        "  worker data=1 (process 11) has not arrived: a signal has stopped it (SIGSTOP, say); kill -CONT 11 has it go"
-        " on\n"
+        "monarch: step 7 ('train') on mesh<data=4> has made no progress for 60 s.\n"
+        "  worker data=1 (process 11) has not arrived: a signal has stopped it (SIGSTOP, say); "
+        "kill -CONT 11 resumes it\n"
         "  worker data=3 (process 13) has not arrived: it is in aten.mm (train.py:11)\n"
         "    thread 'worker 3': in aten.mm (train.py:11)\n"
         "      File ...\n"
@@ -114,7 +114,7 @@ def test_a_stopped_worker_is_named_and_goes_on_where_it_is_continued(soon: None,
     os.kill(pid, signal.SIGSTOP)
     more = [all_reduces(executor, 300) for _ in range(3)]
     text = said.until(f"worker w=1 (process {pid}) has not arrived: a signal has stopped it")
-    assert "has not come further" in text and "worker w=0 waits in all_reduce" in said.until("worker w=0 waits")
+    assert "has made no progress" in text and "worker w=0 waits in all_reduce" in said.until("worker w=0 waits")
     os.kill(pid, signal.SIGCONT)
     executor.wait(handle)
     executor.wait(more[-1])

@@ -354,7 +354,7 @@ def test_a_step_that_only_its_senders_have_done_where_a_worker_dies(
             run.check(2)
             assert not missed or where == "hosts"  # where nobody has waited for the senders
         except DeviceMeshError as error:
-            assert missed and "the values that it sends are not there any more" in str(error)
+            assert missed and "the values that it sends have been replaced" in str(error)
             run.kept = run.on[1].recover(run.kept)
             run.check(1)
         run.hand()

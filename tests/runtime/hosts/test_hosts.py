@@ -27,9 +27,9 @@ def test_what_does_not_encrypt_is_not_used_with_tls_unless_it_is_named(tmp_path:
 def test_who_authenticates_is_said_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MONARCH_TLS", "MONARCH_TOKEN"):
         monkeypatch.delenv(name, raising=False)
-    with pytest.raises(MonarchError, match="with TLS or with a token, and neither was given"):
+    with pytest.raises(MonarchError, match="needs TLS or a token, and got neither"):
         security_from(None, None)
-    with pytest.raises(MonarchError, match="both TLS and a token were given"):
+    with pytest.raises(MonarchError, match="attaching hosts takes TLS or a token, and got both"):
         security_from(tmp_path, TOKEN)
     monkeypatch.setenv("MONARCH_TOKEN", TOKEN)
     assert not security_from(None, None).uses_tls

@@ -200,7 +200,7 @@ def test_what_the_cluster_refuses_is_an_error_and_leaves_nothing(cluster: Cluste
     assert not Path(refused._folder).exists()  # with its keys
     assert "needs a role for pods" in str(raised.value)
     (note,) = raised.value.__notes__
-    assert "is left, with the label monarch-job=" in note and 'cannot deletecollection resource "secrets"' in note
+    assert "remain, with the label monarch-job=" in note and 'cannot deletecollection resource "secrets"' in note
 
 
 def test_a_busy_cluster_is_asked_again(cluster: Cluster) -> None:

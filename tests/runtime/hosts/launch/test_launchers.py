@@ -137,7 +137,7 @@ def test_hosts_that_do_not_know_an_op_say_so_and_one_that_ends_is_noticed(launch
         with pytest.raises(MonarchError, match="its agent ended with signal 9") as error:
             launched(hosts).start(mesh.spec)
         assert error.value.message.startswith(f"host 1 ({hosts.addresses[1]}) is gone: ")
-        assert error.value.hint == "hosts that are lost stay lost: launch them anew."
+        assert error.value.hint == "lost hosts stay lost: launch them again."
 
 
 def test_agents_that_do_not_start_say_why(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
