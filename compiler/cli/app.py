@@ -53,7 +53,7 @@ def monarchc(
     debug: Debug = False,
     imports: Imports = None,
 ) -> None:
-    """See what a distributed program became: compile it, look into the plan, run it.
+    """Compile a distributed program, inspect its plan, and run it.
 
     Exit status: 0 fine, 1 it found something, 2 the input is wrong, 3 a fault of monarchc's own.
     """
@@ -100,7 +100,7 @@ def run(
     named: Annotated[
         list[str] | None, typer.Option("--size", metavar="NAME=VALUE", help="What a named size is: t=128.")
     ] = None,
-    fill: Annotated[str | None, typer.Option("--fill", metavar="zeros|random", help="Fill what is not given.")] = None,
+    fill: Annotated[str | None, typer.Option("--fill", metavar="zeros|random", help="Fill missing values.")] = None,
     steps: Annotated[
         int, typer.Option("--steps", min=1, help="How often to run it: each step takes the last's state.")
     ] = 1,
@@ -121,7 +121,7 @@ def profile(
         ),
     ],
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[-- ARG…]", help="The script's own arguments, behind --.")
+        list[str] | None, typer.Argument(metavar="[-- ARG…]", help="The script's own arguments, after --.")
     ] = None,
     out: Annotated[
         Path, typer.Option("-o", "--output", metavar="FILE", help="Where to write the trace; .gz compresses it.")
@@ -137,7 +137,7 @@ def profile(
         list[str] | None, typer.Option("--scalar", metavar="NAME=VALUE", help="Of a plan: a number that it takes.")
     ] = None,
     fill: Annotated[
-        str, typer.Option("--fill", metavar="zeros|random", help="Of a plan: fill what is not given.")
+        str, typer.Option("--fill", metavar="zeros|random", help="Of a plan: fill missing values.")
     ] = "random",
     as_json: Json = False,
 ) -> None:
@@ -158,7 +158,7 @@ def inspect(
     ] = None,
     sort: Annotated[
         str | None,
-        typer.Option("--sort", metavar="|".join(SORTS), help="With --by: what costs most comes first. [time]"),
+        typer.Option("--sort", metavar="|".join(SORTS), help="With --by: the most expensive first. [time]"),
     ] = None,
     kernels: Annotated[bool, typer.Option("--kernels", help="What runs on a worker, by kernel.")] = False,
     comms: Annotated[bool, typer.Option("--comms", help="The collectives, by bytes.")] = False,
@@ -171,7 +171,7 @@ def inspect(
     ] = None,
     part: Annotated[
         str | None,
-        typer.Option("--part", metavar="NAME", help="Of a program of several meshes: only what one of them runs."),
+        typer.Option("--part", metavar="NAME", help="Of a program of several meshes: only the part of one of them."),
     ] = None,
     worker: Annotated[
         str | None, typer.Option("--worker", metavar="DIM=I,…", help="What one worker holds: data=0,model=1.")
@@ -218,7 +218,7 @@ def inspect(
     memory_limit: MemoryLimit = None,
     as_json: Json = False,
 ) -> None:
-    """Print what a program became: a plan's file, or a program in a Python file. Runs nothing of it."""
+    """Show a plan: a plan's file, or the plan of a program in a Python file. Runs nothing."""
 
 
 @command("monarch.compiler.cli.sweep:sweep")
@@ -254,7 +254,7 @@ def sweep(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a program would take on other meshes, machines and layouts. Nothing runs, no kernel is built.
+    """Estimate a program on other meshes, machines and layouts. Nothing runs, no kernel is built.
 
     Exit status 1 where none fits.
     """
@@ -279,7 +279,7 @@ def diff(
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with status 1 where the plans differ.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what differs between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
+    """Print the differences between two plans: layouts, collectives, bytes, memory, kernels, and the lines involved."""
 
 
 @command("monarch.compiler.cli.check:check")
@@ -287,11 +287,11 @@ def check(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="Python files, and folders of them. They are read, not run.")
     ],
-    format_: Annotated[Format, typer.Option("--format", help="How to print what is found.")] = Format.TEXT,
+    format_: Annotated[Format, typer.Option("--format", help="The format of the findings.")] = Format.TEXT,
     as_json: Annotated[bool, typer.Option("--json", help="The same as --format json.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with status 1 for warnings too.")] = False,
 ) -> None:
-    """Find what tracing a program would refuse, and lines that are slow or do not do what they say.
+    """Find code that tracing a program would refuse, and lines that are slow or have no effect.
 
     Exit status 1 where there is an error (with --strict, also a warning), 2 where a file cannot be read or parsed.
     """

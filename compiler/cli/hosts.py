@@ -72,7 +72,7 @@ def host(
 ) -> None:
     """Make this machine a host: it runs workers for the controllers that attach it, until it is ended.
 
-    What is refused, and who attaches, is printed to standard error.
+    Refused and attached controllers are printed to standard error.
     """
 
 
@@ -112,7 +112,7 @@ def doctor(
         ),
     ] = None,
 ) -> None:
-    """See what this machine offers, from limits and devices to the bandwidth of its transports, and what it lacks.
+    """Report what this machine offers, from limits and devices to the bandwidth of its transports, and what it lacks.
 
     Takes a few seconds. Exit status 1 where something is missing that Monarch needs.
     """
@@ -127,15 +127,15 @@ def apply(
 ) -> None:
     """Ask a scheduler for the hosts of a job, wait until they serve, and remember them for programs and `monarch exec`.
 
-    JOB can be left out where the file has one; make_job() is a function that makes it. A job that has what this one
-    asks for, and still runs, is kept; another one, of which the file knows, is killed.
+    JOB can be left out where the file has one; make_job() is a function that makes it. A running
+    job that has all that this one asks for is kept; another job in the state file is killed.
     """
 
 
 @command("monarch.compiler.cli.jobs:execute", "exec", passes_on=True)
 def execute(
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A command, and what it takes. No shell reads it.")
+        list[str] | None, typer.Argument(metavar="COMMAND", help="A command with its arguments. No shell reads it.")
     ] = None,
     mesh: Annotated[
         str | None, typer.Option("--mesh", metavar="NAME", help="Run it on all ranks of this mesh of the job.")
@@ -161,7 +161,7 @@ def execute(
 ) -> None:
     """Run a command on the hosts of the job that was applied: on the first rank of its first mesh, or where you say.
 
-    Of one rank you see the output as it is, of several by line, behind mesh and rank. Its environment has
+    The output of one rank appears unchanged, of several by line, after mesh and rank. Its environment has
     MONARCH_RANK_DIM and MONARCH_SIZE_DIM for each dim of its rank. ^C ends it everywhere. Exit status: the largest of
     all ranks. Options of monarch stand before the command; --debug before exec.
     """
@@ -189,7 +189,7 @@ def shell(
 
 @command("monarch.compiler.cli.jobs:kill")
 def kill(state: State = Path(".monarch/job_state.pkl")) -> None:
-    """End the hosts of the job that was applied, and what runs on them."""
+    """End the hosts of the applied job, and their processes."""
 
 
 @command("monarch.compiler.cli.debug:debug", "debug")
@@ -214,7 +214,7 @@ def dashboard(
 ) -> None:
     """Serve a live page of a program of yours on this machine, until ^C: meshes, steps, losses, actors, failures.
 
-    The page only reads. It is for who has its address, which ends with a token; from another machine reach it by
+    The page only reads. It is for anyone with its address, which ends with a token; from another machine reach it by
     `ssh -L PORT:127.0.0.1:PORT`. A program can be seen once it calls monarch.dashboard(), or where MONARCH_LIVE=1 is
     set.
     """
@@ -228,4 +228,4 @@ def top(
     once: Annotated[bool, typer.Option("--once", help="Print once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print once, as JSON.")] = False,
 ) -> None:
-    """Show what `monarch dashboard` shows in this terminal, anew every second."""
+    """Show the contents of `monarch dashboard` in this terminal, updated every second."""

@@ -123,7 +123,7 @@ def test_the_command_line_reference_is_what_help_says(request: pytest.FixtureReq
 
     from monarch.compiler.cli import app, hosts
 
-    text = "# Command line\n\nWhat `--help` says of each command; [monarchc](monarchc.md) shows them at work.\n"
+    text = "# Command line\n\nThe `--help` of each command; [monarchc](monarchc.md) shows them at work.\n"
     for program, made in (("monarchc", app.app), ("monarch", hosts.app)):
         group: click.Group = get_command(made)  # type: ignore[assignment]
         for name, command in [("", group), *sorted(group.commands.items())]:
