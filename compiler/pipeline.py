@@ -264,7 +264,7 @@ def compile_graph(
     plan = plan_of(schedule, options)
     seconds["emit-plan"] = time.perf_counter() - start
     if settings.verify and (found := overlapping(plan)) is not None:
-        raise GraphError(f"after emit-plan: instruction {found[1]} writes over what {found[0]} made, and is still read")
+        raise GraphError(f"after emit-plan: instruction {found[1]} overwrites {found[0]}'s result, which is still read")
     if progress is not None:
         progress("emit-plan", seconds["emit-plan"], made)
     plan.costs.update(context.costs)
@@ -341,7 +341,7 @@ def _compile_parts(graph: Graph, context: Context, progress: Progress | None, cl
         plan = plan_of(schedule, options)
         plan.costs.update(within.costs)
         if settings.verify and (found := overlapping(plan)) is not None:
-            raise GraphError(f"{part.name}: instruction {found[1]} writes over what {found[0]} made, and is still read")
+            raise GraphError(f"{part.name}: instruction {found[1]} overwrites {found[0]}'s result, which is still read")
         if context.report:
             report = build_report(schedule, plan, cluster)
             plan = replace(plan, report=report)

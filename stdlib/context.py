@@ -182,7 +182,7 @@ class _Attending(TorchFunctionMode):
     ) -> torch.Tensor:
         what, hint = "", "monarch.local is per-worker code in which you write such attention yourself."
         if attn_mask is not None:
-            what, hint = "a mask", "mask packed documents by documents=ids, and what is behind by is_causal=True."
+            what, hint = "a mask", "mask packed documents by documents=ids, and later tokens by is_causal=True."
         elif dropout_p:
             what = f"dropout_p={dropout_p}"
         elif query.ndim != 4 or query.shape[2] != key.shape[2]:

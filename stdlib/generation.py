@@ -250,7 +250,7 @@ def _padded(prompts: torch.Tensor | Sequence[Sequence[int]], pad: int) -> tuple[
     if isinstance(prompts, (str, Mapping)) or not hasattr(prompts, "__iter__"):
         raise ProgramError(
             f"prompts is a {type(prompts).__qualname__}",
-            hint='give lists of tokens; of what a tokenizer made, tokenizer(texts)["input_ids"].',
+            hint='pass lists of tokens; with a tokenizer, tokenizer(texts)["input_ids"].',
             source=user_source(),
         )
     if not isinstance(pad, Integral):
@@ -292,7 +292,7 @@ def _forward_of(model: nn.Module) -> Any:
     if getattr(config, "alibi", False):
         raise refuse("its attention is biased by distance")
     if not getattr(model, "_can_compile_fullgraph", True):
-        raise refuse("its attention needs a cache that grows, by what transformers says of it")
+        raise refuse("its attention needs a cache that grows, according to transformers")
     kinds = set(getattr(config, "layer_types", None) or ())
     if other := kinds - _ATTENTION:
         raise refuse(f"it has layers with {' and '.join(sorted(other))}")

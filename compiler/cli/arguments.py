@@ -89,7 +89,7 @@ def _example(program: Program[Any, Any], module: ModuleType, signature: inspect.
         if isinstance(made, tuple | list):
             return dict(signature.bind_partial(*made).arguments)
     except TypeError as error:
-        raise ProgramError(f"what {name}() returns does not fit the program: {error}") from None
+        raise ProgramError(f"the result of {name}() does not fit the program: {error}") from None
     raise ProgramError(
         f"{name}() returns a {type(made).__name__}", hint="it returns the arguments as a tuple, or a dict by name."
     )
@@ -146,11 +146,11 @@ def _missing(parameter: inspect.Parameter, path: str, mesh: Mesh | None) -> Prog
         hint = f"say it: --arg {name}={value}"
     else:
         where = f"@{mesh.mesh_dim_names[0]}" if mesh is not None and mesh.mesh_dim_names else ""
-        hint = f'say its type: --arg {name}="f32[64{where}, 1024]"\nor annotate it: {name}: "f32[64{where}, 1024]"'
+        hint = f'give its type: --arg {name}="f32[64{where}, 1024]"\nor annotate it: {name}: "f32[64{where}, 1024]"'
         if text and "[" in text and text.isascii() and parameter.annotation is not parameter.empty:
             try:
                 parse_type(text)
             except MonarchError as error:
                 note = f"its annotation is no tensor type: {error.message}\n{error.hint}\n"
     example = f"\nor return it from {path.rpartition('.')[2].removesuffix('()')}_inputs() in the file."
-    return ProgramError(f"{path} takes '{name}', and nothing says what it is", hint=note + hint + example)
+    return ProgramError(f"{path} takes '{name}', and its type is unknown", hint=note + hint + example)

@@ -33,7 +33,7 @@ def text(plan: Plan, language: str, name: str | None) -> str:
         parts = []
         for key, kernel in kernels.items():
             if name is None and any(nest.sums for nest in kernel.nests):
-                note = "one pass, as only CPUs do it; --target cuda:90 shows what a GPU does instead"
+                note = "one pass, as on CPUs only; --target cuda:90 shows what a GPU does instead"
                 parts.append(f"# {_heading(kernel)}\n# {note}\n")
                 continue
             source = emit(kernel, lines=True, tiles=_tiles(plan, key, kernel))

@@ -65,9 +65,9 @@ def inspect(
     if emit is not None and emit not in LANGUAGES:
         raise MonarchError(f"--emit {emit!r}: it is one of {', '.join(LANGUAGES)}")
     if emit is None and kernel is not None:
-        raise MonarchError("--kernel says of which kernels the source is shown", hint="say in what: --emit triton.")
+        raise MonarchError("--kernel selects kernels for --emit", hint="name the language: --emit triton.")
     if hosts is not None and not survives:
-        raise MonarchError("--hosts says on how many hosts the workers are", hint="ask what they survive: --survives.")
+        raise MonarchError("--hosts is the number of hosts for --survives", hint="ask for the losses: --survives.")
     if sort is not None and not by:
         raise MonarchError("--sort is for tables of costs", hint="say of what: --by line.")
     of_kernels = html is not None or emit is not None or after is not None  # which only torch reads

@@ -200,7 +200,7 @@ def _cluster(name: str, data: Mapping[str, Any]) -> Cluster:
         machine = replace(machine, flops={**machine.flops, **given})
     links = data.get("links")
     if not isinstance(links, list) or not links:
-        raise _Wrong("no [[links]]: what connects its workers")
+        raise _Wrong("no [[links]]: the links between its workers")
     levels = tuple(_level(link, number == len(links) - 1) for number, link in enumerate(links))
     for inner, outer in zip(levels, levels[1:], strict=False):
         if inner.workers is not None and outer.workers is not None and outer.workers % inner.workers:

@@ -137,7 +137,7 @@ class _Within:
         if len(values) > _SHOWN:
             rest = sum(size for size, _, _ in values[_SHOWN:])
             lines.append(f"  and {len(values) - _SHOWN} more, {format_bytes(rest)} together")
-        lines.append("Shard what is replicated over a mesh dim, take a smaller batch, or raise the limit.")
+        lines.append("Shard tensors that are replicated over a mesh dim, take a smaller batch, or raise the limit.")
         return MonarchError(
             f"'{graph.name}' does not fit in {self.limit:,} bytes ({format_bytes(self.limit)}) a worker: it takes"
             f" {self.buffers.peak:,}, and {most:,} ({format_bytes(most)}) with all recomputed that helps",

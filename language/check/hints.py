@@ -47,7 +47,7 @@ _RIGHT: dict[str, tuple[str, *tuple[tuple[str, str], ...]]] = {
     ),
     "M113": (
         "no gradients are recorded here",
-        ("loss.backward()", "outside of no_grad(), as is what loss is computed from"),
+        ("loss.backward()", "outside of no_grad(), as are the operands of loss"),
     ),
     "M301": (
         "no check can follow it: the program is traced at each call",

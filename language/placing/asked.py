@@ -137,7 +137,7 @@ def _leaf(recording: Recording, leaf: Any, mesh: Mesh, name: str, source: Source
         raise ProgramError(
             f"{name}.rref() in a program is given a {type(leaf).__name__}",
             hint="in a program it takes tensors, plain numbers, strings and None, nested in tuples, lists and dicts;\n"
-            "outside of programs it takes what messages take.",
+            "outside of programs it takes all that messages may contain.",
             source=source,
         )
     if not isinstance(leaf, DistributedTensor):

@@ -115,7 +115,7 @@ class _Moved(torch.autograd.Function):
             raise ProgramError(
                 "a program gives a gradient to a tensor that was placed on the mesh with its history",
                 hint="the history is outside of the mesh. Place x.detach().requires_grad_() instead, return its "
-                "gradient from the program,\nand go on outside: x.backward(gradient.full_tensor()).",
+                "gradient from the program,\nand continue outside: x.backward(gradient.full_tensor()).",
                 source=ctx.source,
             )
         found = _fetched(gradient)
@@ -375,7 +375,7 @@ def _of_rank(layout: Any, tensor: torch.Tensor, name: str) -> LayoutLike | None:
     if isinstance(layout, Mapping):
         if tensor.ndim not in layout:
             raise LayoutError(
-                f"no layout for '{name}', which has {tensor.ndim} dims", hint=f"the ranks given are {sorted(layout)}."
+                f"no layout for '{name}', which has {tensor.ndim} dims", hint=f"the dict has ranks {sorted(layout)}."
             )
         return layout[tensor.ndim]
     return layout

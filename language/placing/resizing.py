@@ -99,7 +99,7 @@ def reshape(mesh: Mesh, shape: Shape) -> None:
             elif _names(handle.type.layout, changed):
                 pairs.append((handle, _resharded(handle, changed, here, there, shape, executor)))
         executor.move(pairs, shape, lambda: mesh._become(shape))
-    logger.info("%r: %d values, %d of them partitioned anew", mesh, len(handles), len(handles) - len(kept))
+    logger.info("%r: %d values, %d of them partitioned again", mesh, len(handles), len(handles) - len(kept))
 
 
 def _names(layout: Layout, dims: Collection[str]) -> bool:

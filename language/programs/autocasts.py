@@ -72,8 +72,8 @@ class _Casts:
             elif known[1]() is not cell.handle:
                 raise ProgramError(
                     f"'{name}' casts weights for an autocast that has cast them before, and they have changed since",
-                    hint="PyTorch keeps the first casts until the outermost autocast ends, and would go on with the\n"
-                    "old weights. Enter it at each step, or in the program:\n"
+                    hint="PyTorch keeps the first casts until the outermost autocast ends, and would keep the\n"
+                    "casts of the old weights. Enter it at each step, or in the program:\n"
                     "with torch.autocast('cpu'):\n"
                     "    for x in batches: step(x)            # wrong: one autocast around steps that train\n"
                     "for x in batches:\n"

@@ -145,7 +145,7 @@ def carried_differ(
     shape = "" if made != types else "\nThe lists, tuples and dicts that hold them differ."
     return ProgramError(
         f"{what} returns values whose types differ from its arguments",
-        hint=f"it is given {shown(types)}, and gives {shown(made)}{shape}"
+        hint=f"its arguments are {shown(types)}, and its results {shown(made)}{shape}"
         "\nCarried values keep their shapes, dtypes and structure: cast them, or begin with such values.",
         source=user_source(),
     )

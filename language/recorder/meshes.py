@@ -152,7 +152,7 @@ def apart_error(first: Mesh, second: Mesh) -> ProgramError:
     if first.spec == second.spec:
         return ProgramError(
             f"a program on two meshes that were made apart, and are alike: {first!r} twice",
-            hint="where a cell or a function has run again: make the mesh once, and run what places the model.\n"
+            hint="where a cell or a function has run again: make the mesh once, and place the model once more.\n"
             "root = Mesh(stage=2, data=2)                       # right for two: parts of one mesh\n"
             "a, b = root.slice(stage=0), root.slice(stage=1)\n"
             "or, outside of programs, bring a tensor there through this process: monarch.distribute(x, mesh, layout).",

@@ -130,7 +130,7 @@ class Recording:
         if isinstance(cell.recording, Recording) and cell.recording.inside and cell.handle is None:
             raise ProgramError(
                 f"this tensor ({cell.type}) was made in {cell.recording.inside}, and is used outside of it",
-                hint="return it there: only what the function returns has a value outside.",
+                hint="return it there: only the function's results have a value outside.",
                 source=user_source(),
             )
         cell.check()

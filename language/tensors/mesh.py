@@ -97,7 +97,7 @@ class Mesh(MeshAlgebra):
         if isinstance(procs, int) or (procs is not None and not hasattr(procs, "start")):
             raise LayoutError(
                 f"procs={procs}: `procs` says in which processes the workers run",
-                hint="give it what spawn_procs() returns; a mesh dim of that name is made with mesh_dim_names.",
+                hint="pass the result of spawn_procs(); use mesh_dim_names for a mesh dim of that name.",
             )
         if hosts is not None and procs is not None:
             raise LayoutError("give one of hosts and procs: processes are on a host each already")
@@ -109,13 +109,13 @@ class Mesh(MeshAlgebra):
         if isinstance(hosts, int):  # a mesh dim may be called so
             raise LayoutError(
                 f"hosts={hosts}: `hosts` says on which hosts the workers run",
-                hint="give it what monarch.hosts() returns. A mesh dim of that name is made so:\n"
+                hint="pass the result of monarch.hosts(). For a mesh dim of that name:\n"
                 'Mesh(shape=(2, 8), mesh_dim_names=("hosts", "gpus")).',
             )
         if hosts is not None and not hasattr(hosts, "start"):
             raise LayoutError(
                 f"hosts={hosts!r}: `hosts` says on which hosts the workers run",
-                hint='give it what monarch.hosts(["node1:4242"], tls="certificates/controller") returns.',
+                hint='pass the result of monarch.hosts(["node1:4242"], tls="certificates/controller").',
             )
         for name, size in pairs:
             if name in _MEANT and not isinstance(size, (int, float)):

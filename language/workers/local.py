@@ -181,8 +181,8 @@ def _begin(
                 f"dim {dim} of {name} has size {size}, which {count} workers along "
                 f"{', '.join(map(repr, names))} do not divide",
                 hint="per-worker code sees blocks of one size, without padding.\n"
-                f"Pad the dim to {-(-size // count) * count}, and mask what is behind {size}; or give each worker the "
-                "whole (None).",
+                f"Pad the dim to {-(-size // count) * count}, and mask the entries from {size} on; or give each "
+                "worker the whole tensor (None).",
                 source=source,
             )
         for mesh_dim in names:
@@ -195,7 +195,7 @@ def _placed(x: torch.Tensor, mesh: Mesh, name: str, source: Source | None) -> Di
         return x
     if x.requires_grad:
         raise ProgramError(
-            f"{name} of monarch.local is a plain tensor that needs a gradient, and lies on no mesh",
+            f"{name} of monarch.local is a plain tensor that needs a gradient, and is on no mesh",
             hint="x = monarch.distribute(x, mesh, layout) places it on the mesh.",
             source=source,
         )

@@ -38,7 +38,7 @@ class EndpointMethod(Generic[P, R]):
         if propagate is not None and propagate != "inspect" and not callable(propagate):
             raise ValueError(
                 f"propagate={propagate!r} of {function.__qualname__}: it is a function that gives tensors of the "
-                f"results' shapes, or 'inspect' for an endpoint whose result nobody needs"
+                f"results' shapes, or 'inspect' for an endpoint without a result"
             )
         self.function = function
         self.explicit_port = explicit_port

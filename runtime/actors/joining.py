@@ -107,9 +107,9 @@ def _folder(private_key: object, ca: object) -> str | PathLike[str] | None:
     """The folder of certificates; None for the settings' credentials."""
     if private_key is not None or not isinstance(ca, str | PathLike):
         raise MonarchError(
-            "certificates are given as a folder, which holds the key too, and not as bytes",
-            hint=f'ca="certificates/node1", as `monarch ca` makes it, or "{TRUST}" for what MONARCH_TLS or\n'
-            "MONARCH_TOKEN say.",
+            "pass certificates as a folder, which holds the key too, and not as bytes",
+            hint=f'ca="certificates/node1", as `monarch ca` makes it, or "{TRUST}" for the credentials in\n'
+            "MONARCH_TLS or MONARCH_TOKEN.",
         )
     return None if ca == TRUST else ca
 

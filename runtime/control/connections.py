@@ -35,7 +35,7 @@ class Connections:
         try:
             self._socket = _listen(port)
         except OSError as error:
-            log.info("connections that are refused before anything is said on them are not logged: %s", error)
+            log.info("connections that are refused before their first message are not logged: %s", error)
             return
         self._loop.add_reader(self._socket.fileno(), self._read)
 
@@ -85,7 +85,7 @@ class Connections:
         who = ", ".join(f"{name} ({count})" if count > 1 else name for name, count in named)
         more = f" and {len(self._unknown) - _NAMED} more addresses" if len(self._unknown) > _NAMED else ""
         many = "a connection was" if total == 1 else f"{total:,} connections were"
-        log.warning("%s refused, or ended before anything was said: from %s%s", many, who, more)
+        log.warning("%s refused, or ended before the first message: from %s%s", many, who, more)
         self._unknown.clear()
 
 

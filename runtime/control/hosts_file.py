@@ -22,7 +22,7 @@ def parse_hosts(value: Sequence[str] | str | os.PathLike[str] | None = None) -> 
     if value is None:
         value = settings.hosts
         if not value.strip():
-            raise MonarchError("no hosts were given, and MONARCH_HOSTS is not set", hint=_FORMS)
+            raise MonarchError("no hosts to attach: pass addresses, or set MONARCH_HOSTS", hint=_FORMS)
         return parse_hosts(value)
     if isinstance(value, os.PathLike) or (isinstance(value, str) and _is_path(value)):
         return _read(Path(value))

@@ -199,7 +199,7 @@ class Relay:
 
     def _note(self, mesh: int, to: tuple[int, ...], left: int) -> None:
         if left < 0:
-            raise Malformed(f"a message of mesh {mesh} has more parts than it said")
+            raise Malformed(f"a message of mesh {mesh} has more parts than it announced")
         if left:
             self._open[mesh] = (to, left)
 

@@ -263,7 +263,7 @@ class _Part:
         except _Stopping:  # a worker has died, which the listener reports: the mesh takes no commands
             pass
         except OSError as error:  # of a limit: the end of this mesh, and of nothing else
-            self._say("exited", rank=self.workers.ranks[0], how=f"cannot be given a command: {error}")
+            self._say("exited", rank=self.workers.ranks[0], how=f"cannot get a command: {error}")
 
     def _peers(self, head: dict[str, Any], data: Any) -> None:
         everyone = json.loads(bytes(data))
@@ -301,7 +301,7 @@ class _Part:
         while view:
             (size,) = wire.RECORD.unpack_from(view)
             if size < wire.KIND.size or wire.RECORD.size + size > len(view):
-                raise MonarchError(f"command {command} is said to have {size} bytes, and {len(view)} have come")
+                raise MonarchError(f"command {command} announced {size} bytes, and {len(view)} have arrived")
             record = bytes(view[wire.RECORD.size : wire.RECORD.size + size])
             view = view[wire.RECORD.size + size :]
             if command >= self._next:

@@ -67,7 +67,7 @@ def require(size: int, what: str, available: Callable[[], int | None] = availabl
     if left is not None and size > left:
         raise MonarchError(
             f"not enough memory for {what}: it takes {mebibytes(size)}, and {mebibytes(left)} are available",
-            hint="Use fewer workers or smaller tensors, shard what is replicated, or raise the memory limit of this\n"
+            hint="Use fewer workers or smaller tensors, shard replicated ones, or raise the memory limit of this\n"
             "machine or container (/dev/shm is not used, so its size does not matter).",
         )
 

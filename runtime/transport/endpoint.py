@@ -384,7 +384,7 @@ class Endpoint:
             if stream is None:
                 continue
             if len(self._greetings) >= GREETINGS:
-                next(iter(self._greetings)).drop("others came while it did not prove who it is")
+                next(iter(self._greetings)).drop("other connections came before it proved its identity")
             who = "a local process" if stream.kind == "local" else f"{where[0]} port {where[1]}"
             greeted = greeting.Greeting(self.loop, stream, self._welcome(stream), who, GREETING_SECONDS, self._greeted)
             self._greetings[greeted] = None

@@ -102,7 +102,7 @@ class Greeting:
                 # The socket's buffer is empty, for the other side has waited for this: if the message does not fit,
                 # nobody reads.
                 if _send(self.stream, step) != len(step.data):
-                    raise HandshakeFailed("it does not read what it is sent")
+                    raise HandshakeFailed("it does not read its messages")
                 step = next(self._steps)
             self._want = step.size
         except StopIteration as end:

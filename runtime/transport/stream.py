@@ -361,7 +361,7 @@ class StreamLink:
             self.lose(self.lost(error.strerror or str(error)))
         except (ValueError, RecursionError, struct.error) as error:
             # Frames come from an authenticated peer: this is a defect, or another version.
-            self._break_off(f"what it sent is no frame: {error}")
+            self._break_off(f"its message is no frame: {error}")
         return False
 
     def _end_of_stream(self) -> None:

@@ -36,7 +36,7 @@ class NoRoomError(MemoryError):
         made = sorted(_made(plan), key=lambda each: each[0])
         self.source = made[-1][2] if made else None
         largest = f"{made[-1][1].op} makes the largest value, of {mebibytes(made[-1][0])}: " if made else ""
-        super().__init__(f"plan '{plan.name}' needs {mebibytes(plan.arena)} for what its ops make, and {has}")
+        super().__init__(f"plan '{plan.name}' needs {mebibytes(plan.arena)} for its ops' results, and {has}")
         self.hint = f"{largest}shard it, make the batch smaller, or\n{more}. Each call tries again."
 
 

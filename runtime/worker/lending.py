@@ -55,7 +55,7 @@ class Lending:
         except KeyError:
             for handle in range(base, base + count):
                 self.values[handle] = Missing(step)
-            return [Report("failed", self.rank, step, "what an actor has returned for a program is not there any more")]
+            return [Report("failed", self.rank, step, "an actor's result for a program has been freed")]
         for handle, tensor in enumerate(tensors, base):
             self.values[handle] = tensor
             self.seen[handle] = None

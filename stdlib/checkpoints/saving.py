@@ -195,7 +195,7 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
     except MonarchError as error:
         told = CheckpointError(
             f"cannot save to {saving.path}: {error.message}",
-            hint="what stood at the path is still there. Save again." + (f"\n{error.hint}" if error.hint else ""),
+            hint="the former checkpoint is still there. Save again." + (f"\n{error.hint}" if error.hint else ""),
         )
         told.__cause__ = error
         _give_up(place, writings)

@@ -249,7 +249,7 @@ def _job(data: bytes, where: str) -> JobTrait:
     except (pickle.UnpicklingError, EOFError, AttributeError, ImportError) as error:
         raise MonarchError(
             f"{where} cannot be read as a job: {error}",
-            hint="import first what its class is defined in: monarch --import jobs.py exec."
+            hint="first import the module of its class: monarch --import jobs.py exec."
             if isinstance(error, ImportError)
             else "",
         ) from error

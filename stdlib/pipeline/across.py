@@ -198,7 +198,7 @@ class Across(TorchFunctionMode):
         way, made = self._way_of(self.rows, rows, loss)
         if way is not None:
             raise ProgramError(
-                "loss_fn reads what the model has computed of a microbatch's rows, and not given as its output",
+                "loss_fn reads a value that the model has computed of a microbatch's rows, and that is not its output",
                 hint="it is called once, on the outputs of all microbatches: return the value from the model's\n"
                 "forward, and take it from the output in loss_fn.",
                 source=user_source(),

@@ -101,7 +101,7 @@ def in_transform(name: str, source: Source | None) -> ProgramError:
     """The error of a call on the whole batch within a transform of `torch.func`."""
     return ProgramError(
         f"{name} mixes the rows of a batch within a transform of torch.func",
-        hint="all microbatches would wait for one another there, and none can leave a transform and go on with it.\n"
+        hint="all microbatches would wait for one another there, and none can leave a transform and resume it.\n"
         "torch.func.grad(f)(h)                                 # wrong, where f takes a sum over rows\n"
         "torch.autograd.grad(f(h), h, create_graph=True)[0]    # right\n"
         "torch.vmap(torch.func.grad(f))(h)                     # right, where f takes one row\n"

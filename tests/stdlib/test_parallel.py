@@ -220,7 +220,7 @@ def test_auto_says_what_it_chose() -> None:
     )
     short = automatic(MLP(), mesh, memory=1000)
     assert (str(short["0.weight"]), str(short["2.weight"])) == ("[@(model,data), -]", "[@data, @model]")
-    assert short.why.splitlines()[-1].startswith("fully sharded over data: whole, state in training takes")
+    assert short.why.splitlines()[-1].startswith("fully sharded over data: replicated, state in training takes")
     plain = automatic(nn.Linear(4, 4), Mesh.abstract(tp=2), memory=1 << 30)
     assert plain["weight"].is_replicated
     assert plain.why.startswith("no tensor parallelism over tp: Linear has no column layers that meet row layers")

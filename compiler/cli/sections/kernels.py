@@ -91,7 +91,7 @@ def show(out: Console, plan: Plan) -> None:
         (row["kernel"], f"{row['ops']:,}", size(row["bytes_read"]), size(row["bytes_written"]), _lines(row["lines"]))
         for row in generated
     ]
-    heading(out, "generated", "what a call of each computes, reads and writes")
+    heading(out, "generated", "the ops, reads and writes of a call of each")
     table(out, ["~kernel", ">ops", ">reads", ">writes", "~lines"], made_of)
     first = generated[0]
     line(out, plain(f"  the text of one: --why {first['values'][0]}", "dim"))

@@ -92,7 +92,7 @@ class Console:
         said, waits = self._desk.tell.call_one(actor, rank, line).get()
         if not waits:
             self._attached = None
-            return f"{_without_prompt(said)}{actor} {rank} went on\n"
+            return f"{_without_prompt(said)}{actor} {rank} continued\n"
         return _without_prompt(said)
 
     def _list(self) -> str:

@@ -86,7 +86,7 @@ class Circles:
                 circle = ", ".join(text for _, _, text in path)
                 call.future.fail(
                     SupervisionError(
-                        f"'{call.what}' is never answered: actors wait for each other: {circle}", call.what
+                        f"'{call.what}' never gets an answer: actors wait for each other: {circle}", call.what
                     )
                 )
                 self._process.ports.close(port)

@@ -31,7 +31,7 @@ MISTAKES = {
         ["compile", "train.py:train_stpe"],
         ["train.py has no 'train_stpe'", "did you mean train_step?", "train_step, evaluate, trainer.step"],
     ),
-    "several programs": (["compile", "train.py"], ["train.py has 3 programs: say which"]),
+    "several programs": (["compile", "train.py"], ["train.py has 3 programs: name one"]),
     "no program": (["compile", "train.py:model"], ["'model' of train.py is no program: it is a Sequential"]),
     "a factory": (["compile", "train.py:make_step"], ["is no program", "train.py:make_step()"]),
     "a method of a class": (["compile", "train.py:Trainer.step"], ["is a method", "name it, as trainer.step"]),
@@ -39,7 +39,7 @@ MISTAKES = {
     "not called": (["compile", "train.py:train_step().x"], ["it is a program, not a function that makes one"]),
     "an argument without a type": (
         ["compile", "plain.py"],
-        ["f takes 'x', and nothing says what it is", '--arg x="f32[64@data, 1024]"', "f_inputs() in the file"],
+        ["f takes 'x', and its type is unknown", '--arg x="f32[64@data, 1024]"', "f_inputs() in the file"],
     ),
     "a number without a value": (["compile", "numbers_.py"], ["takes 'rate'", "say it: --arg rate=0.1"]),
     "an unknown argument": (["compile", "plain.py", "--arg", "y=1"], ["f has no parameter 'y'", "are x"]),
@@ -84,7 +84,7 @@ MISTAKES = {
     "a file that is not Python": (["compile", "syntax.py"], ["syntax.py:1:", "invalid syntax"]),
     "a file that exits": (["compile", "exits.py"], ["ended the process (sys.exit)"]),
     "a program that raises": (["compile", "raises.py"], ["raises.py:6: error: KeyError: 'a'", 'return {}["a"]']),
-    "an example that does not fit": (["compile", "example.py"], ["what example_inputs() returns does not fit"]),
+    "an example that does not fit": (["compile", "example.py"], ["the result of example_inputs() does not fit"]),
     "an argument without a value": (["compile", "mlp.py", "--arg", "x"], ["--arg 'x' is not NAME=VALUE"]),
     "an argument twice": (
         ["compile", "numbers_.py", "--arg", "rate=1", "--arg", "rate=2"],
@@ -273,7 +273,7 @@ def test_a_fault_of_our_own_says_so(files: Path, monarchc: Run, monkeypatch: pyt
 
     monkeypatch.setattr("monarch.compiler.cli.sections.comms.data", fail)
     result = monarchc("inspect", "mlp.mplan", "--comms", code=3)
-    assert result.err.startswith("monarchc: this is a fault of monarchc's own: ZeroDivisionError: oh\n")
+    assert result.err.startswith("monarchc: this is a internal error of monarchc: ZeroDivisionError: oh\n")
     assert "--debug" in result.err
 
 

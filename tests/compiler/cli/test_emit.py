@@ -71,7 +71,7 @@ def test_what_cannot_be_shown(folder: Path, monarchc: Run, monkeypatch: pytest.M
     assert error("mlp.py", "--emit", "fortran", traced=False) == "--emit 'fortran': it is one of cpp, triton, ptx\n"
     assert error("mlp.py", "--emit", "ptx").startswith("mlp is compiled for CPUs, and has no PTX\n")
     assert error("mlp.py", "--emit", "cpp", "--kernel", "relo") == "mlp has no kernel 'relo'\n  did you mean relu?\n"
-    assert error("mlp.py", "--kernel", "relu", traced=False).startswith("--kernel says of which kernels")
+    assert error("mlp.py", "--kernel", "relu", traced=False).startswith("--kernel selects kernels")
     monkeypatch.setenv("MONARCH_KERNELS", "off")
     assert error("mlp.py", "--emit", "cpp").startswith("mlp has no generated kernels\n")
 

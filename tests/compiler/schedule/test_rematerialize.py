@@ -138,7 +138,7 @@ def test_a_limit_that_cannot_be_kept() -> None:
     assert "error: 'f' does not fit in 81,920 bytes (80.0 KiB) a worker: it takes 107,584, and 102,464 (" in text
     assert "At the peak live inputs 16.0 KiB, parameters 68.0 KiB, values of the step" in text
     assert "4.0 KiB  train.py:" in text
-    assert "Shard what is replicated over a mesh dim, take a smaller batch, or raise the limit." in text
+    assert "Shard tensors that are replicated over a mesh dim, take a smaller batch, or raise the limit." in text
 
 
 @cache

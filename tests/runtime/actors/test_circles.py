@@ -68,7 +68,7 @@ def test_a_circle_of_waits_is_an_error(kind: type[Asks], count: int) -> None:
     while isinstance(cause, ActorError):
         cause = cause.exception
     assert isinstance(cause, SupervisionError)
-    assert "is never answered: actors wait for each other" in str(cause)
+    assert "never gets an answer: actors wait for each other" in str(cause)
     assert all(f"a{at} waits for a{(at + 1) % count}.ask" in str(cause) for at in range(count))
     assert first.ask.call_one([]).get(WAIT) == "end"  # type: ignore[attr-defined]  # it lives
 

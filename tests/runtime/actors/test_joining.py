@@ -53,9 +53,9 @@ def test_workers_serve_and_are_attached_until_they_are_shut_down(
 def test_what_proves_nothing_is_refused() -> None:
     with pytest.raises(monarch.MonarchError, match="needs TLS or a token, and got neither"):
         attach_to_workers(ca="trust_all_connections", workers=["tcp://127.0.0.1:4242"])
-    with pytest.raises(monarch.MonarchError, match="certificates are given as a folder"):
+    with pytest.raises(monarch.MonarchError, match="pass certificates as a folder"):
         run_worker_loop_forever(ca=b"-----BEGIN", address="tcp://127.0.0.1:0")  # type: ignore[arg-type]
-    with pytest.raises(monarch.MonarchError, match="certificates are given as a folder"):
+    with pytest.raises(monarch.MonarchError, match="pass certificates as a folder"):
         attach_to_workers(private_key="key", ca="trust_all_connections", workers=[])  # type: ignore[arg-type]
     with pytest.raises(monarch.MonarchError, match="'ipc://here' is no address of a host here"):
         attach_to_workers(ca="trust_all_connections", workers=["ipc://here"])

@@ -287,7 +287,7 @@ def test_who_is_refused_before_a_word_is_logged(host: Host, folder: Path, strang
                 while client.recv(1 << 16):
                     pass
             line = lines.get(timeout=SECONDS)
-            assert line == "a connection was refused, or ended before anything was said: from 127.0.0.1"
+            assert line == "a connection was refused, or ended before the first message: from 127.0.0.1"
         for certificate in (None, strangers / "controller"):
             refused_certificate(tls, folder, certificate)
         count = 0

@@ -148,7 +148,7 @@ def test_a_loss_reads_what_the_model_keeps_of_its_own_microbatch(name: str, norm
 
 
 def test_a_loss_of_the_batch_does_not_read_what_a_model_keeps_of_a_microbatch() -> None:
-    with pytest.raises(ProgramError, match="loss_fn reads what the model has computed of a microbatch's rows"):
+    with pytest.raises(ProgramError, match="loss_fn reads a value that the model has computed of a microbatch's rows"):
         kept("rows, masked", False)
 
 
