@@ -1,7 +1,7 @@
 """The app: its commands, and what becomes of errors.
 
 Exit status: 0 fine; 1 it found something (`check`'s findings, differing plans, a step that failed on a worker); 2 the
-user's input is wrong; 3 a internal error of monarchc.
+user's input is wrong; 3 an internal error of monarchc.
 
 `monarchc --help` must be quick: the commands' options are declared here, without torch, and what a command runs is
 loaded when it runs.
@@ -55,7 +55,7 @@ def monarchc(
 ) -> None:
     """Compile a distributed program, inspect its plan, and run it.
 
-    Exit status: 0 fine, 1 it found something, 2 the input is wrong, 3 a internal error of monarchc.
+    Exit status: 0 fine, 1 it found something, 2 the input is wrong, 3 an internal error of monarchc.
     """
 
 

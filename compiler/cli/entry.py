@@ -80,5 +80,5 @@ def run(app: typer.Typer, name: str) -> None:
             traceback.print_exc()
         what = clean(f"{type(error).__name__}: {error}")
         hint = "" if debug else "\n  run it again with --debug for the traceback, and report it."
-        typer.echo(f"{name}: this is a fault of {name}'s own: {what}{hint}", err=True)
+        typer.echo(f"{name}: this is an internal error of {name}: {what}{hint}", err=True)
         raise SystemExit(OWN_FAULT) from None

@@ -298,9 +298,9 @@ def warn_not_comparable(why: str, source: Source | None) -> None:
     file, line = (at.own.file, at.own.line) if at is not None else ("a pipeline", 0)
     warnings.warn_explicit(
         f"Monarch could not check whether the model computes with its number of rows: {why}.\n"
-        "  It was run apart from the mesh, without data and with numbers that are made up. A number such as len(h) "
+        "  It was run apart from the mesh, without data and with made-up numbers. A number such as len(h) "
         "would be that\n  of a microbatch, without an error. Where it computes each row from itself alone, and with "
-        "no such number, say\n  pipeline(…, mixes_rows=True), with which nothing is looked for.",
+        "no such number, say\n  pipeline(…, mixes_rows=True), which turns this check off.",
         UserWarning,
         file,
         line,

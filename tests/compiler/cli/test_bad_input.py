@@ -273,7 +273,7 @@ def test_a_fault_of_our_own_says_so(files: Path, monarchc: Run, monkeypatch: pyt
 
     monkeypatch.setattr("monarch.compiler.cli.sections.comms.data", fail)
     result = monarchc("inspect", "mlp.mplan", "--comms", code=3)
-    assert result.err.startswith("monarchc: this is a internal error of monarchc: ZeroDivisionError: oh\n")
+    assert result.err.startswith("monarchc: this is an internal error of monarchc: ZeroDivisionError: oh\n")
     assert "--debug" in result.err
 
 

@@ -514,7 +514,7 @@ WRONG: dict[str, tuple[Callable[[torch.Tensor], Any], str]] = {
         lambda x: monarch.while_loop(lambda a: a.sum() < 1, lambda a: a * 2, (x.requires_grad_(),)),
         "no gradient",
     ),
-    "pair": (lambda x: monarch.scan(lambda carry, e: carry, x.sum(), x), "has to give two"),
+    "pair": (lambda x: monarch.scan(lambda carry, e: carry, x.sum(), x), "has to return two"),
     "lengths": (lambda x: monarch.scan(lambda c, e: (c, c), x.sum(), [x, x[1:]]), "3, 4 elements"),
     "backward": (
         lambda x: monarch.cond(x.sum() > 0, lambda: x.requires_grad_().sum().backward(), lambda: None),

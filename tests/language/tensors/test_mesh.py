@@ -73,7 +73,10 @@ def test_the_table() -> None:
         (lambda: Mesh("data"), "shape is a sequence of sizes, not 'data'"),
         (lambda: Mesh({"data": 2}), "shape is a sequence of sizes, not {'data': 2}"),
         (lambda: Mesh(shape=(2,), data=2), "by shape and mesh_dim_names or by keyword, not both"),
-        (lambda: Mesh(data=2, hosts="a:1"), "`hosts` says on which hosts the workers run\n  give it what monarch"),
+        (
+            lambda: Mesh(data=2, hosts="a:1"),
+            "`hosts` says on which hosts the workers run\n  pass the result of monarch",
+        ),
         (lambda: Mesh(data=2)[0], "indexed by the names of dims\n  the parts along a dim: mesh['data']"),
         (lambda: Mesh(data=2)["model"], "unknown mesh dim 'model'"),
         (lambda: Mesh(data=2).slice(dta=0), "unknown mesh dim 'dta'\n  did you mean data? the mesh is"),

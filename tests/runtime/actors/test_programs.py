@@ -79,7 +79,7 @@ def test_a_mesh_that_does_not_fit_its_processes(procs: ProcMesh, service: Servic
         Mesh(data=3, procs=procs)
     with pytest.raises(LayoutError, match="`procs` says in which processes"):
         Mesh(procs=2)
-    with pytest.raises(LayoutError, match=r"`procs` says in which processes(.|\n)*what spawn_procs"):
+    with pytest.raises(LayoutError, match=r"`procs` says in which processes(.|\n)*result of spawn_procs"):
         Mesh(procs=service)  # type: ignore[arg-type]
     with pytest.raises(LayoutError, match=r"mesh dim 'proc' has size ProcMesh(.|\n)*did you mean procs=\?"):
         Mesh(proc=procs)  # type: ignore[arg-type]

@@ -175,7 +175,7 @@ def test_an_actor_that_does_not_stop_counts_as_ended_after_a_while(how: str, cap
     with pytest.raises(SupervisionError):
         stuck.call.call_one().get(WAIT)
     assert procs.spawn("other", Worker, "other").pid.call_one().get(WAIT)  # the process lives on
-    with pytest.raises(SupervisionError, match="it was told to stop"):
+    with pytest.raises(SupervisionError, match="it had not stopped"):
         call.get(WAIT)
     shutdown_context().get(WAIT)
     said = capfd.readouterr().err
