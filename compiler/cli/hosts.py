@@ -2,7 +2,7 @@
 
 The commands are declared here, and loaded when they run.
 
-Exit status as of `monarchc`: 0 fine, 1 it found something, 2 the user's input is wrong, 3 a fault of its own.
+Exit status as of `monarchc`: 0 fine, 1 it found something, 2 the user's input is wrong, 3 an internal error.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def monarch(
 ) -> None:
     """Make this machine a host, run jobs of hosts, watch programs, and attach to actors that stopped.
 
-    Exit status: 0 fine, 1 it found something, 2 the input is wrong, 3 a fault of monarch's own.
+    Exit status: 0 fine, 1 it found something, 2 the input is wrong, 3 an internal error of monarch.
     """
 
 
