@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from monarch.language.programs.call import ProgramCall
 from monarch.language.programs.named import Specialised
 from monarch.language.programs.nodes import Live, Path
-from monarch.language.programs.stand_ins import Known
+from monarch.language.programs.stand_ins import KnownPlaces, Place, moved
 from monarch.language.programs.trace import Trace
 from monarch.language.programs.variant import Compiled, Variant
 from monarch.language.tensors.cell import Cell
@@ -38,11 +38,34 @@ class Entry:
         """The last trace, if later calls may fit it."""
         self.compiled: list[Compiled] = []
         self.moving: set[Path] = set()
-        self.stand_ins = Known()
+        self.stand_ins = KnownPlaces()
         self.written = False
         """Whether the program changes tensors among its arguments in place."""
         self.again: dict[Path | None, int] = {}
         """How often the program was traced again for what is at a place."""
+
+    def compare(self, leaves: list[Any], varying: set[tuple[str, str]]) -> tuple[Path | None, Path | None, list[Place]]:
+        """Why no trace fits a call: the first place that is not as expected, a place whose tensor may be another and
+        does not fit either, and the places that are to have stand-ins. Notes which tensors move, and adds to the
+        hyperparameters that are known to vary."""
+        last = self.variants[0]
+        if self.latest is not None and not self.latest.replayed:
+            self.stand_ins.learn(self.latest.trace.pinned)
+        tensors, places, place = moved(last.guards, leaves, self.stand_ins)
+        stuck = next((path for path in tensors if path in self.moving), None)
+        for variant in self.variants[1:]:  # the last call had other places, perhaps
+            others = moved(variant.guards, leaves, self.stand_ins)
+            tensors += others.tensors
+            places += others.places
+        self.moving.update(tensors)
+        for path in (place or (), *(each.path for each in places if each.type is float)):
+            for length in range(len(path)):
+                if (hyperparameter := last.trace.fixed.get(path[: length + 1])) is not None:
+                    varying.add(hyperparameter)
+                    place = place or path
+                    places = [each for each in places if each.path != path]
+        self.stand_ins.moving.update(each.path for each in places)
+        return place, stuck, places
 
 
 class Families:

@@ -22,6 +22,7 @@ from monarch.compiler.symbols import Scope
 from monarch.compiler.types import TensorType
 from monarch.language.compile import compile_graph, compiles_templates, full_collections_later, partition_graph
 from monarch.language.errors import TracedAgainWarning
+from monarch.language.programs.attempt import Attempt
 from monarch.language.programs.call import ADVICE, OF_DATA, Annotations, ProgramCall, with_written
 from monarch.language.programs.environment import Environment, find_environment
 from monarch.language.programs.handlers import HandlersLater
@@ -30,8 +31,8 @@ from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
 from monarch.language.programs.redundancy import keep_copies
 from monarch.language.programs.signature import no_function, parameters, signature, written
-from monarch.language.programs.stand_ins import Place, moved
-from monarch.language.programs.trace import Attempt, Trace, trace
+from monarch.language.programs.stand_ins import Place
+from monarch.language.programs.trace import Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
 from monarch.language.recorder.recording import current, turns
@@ -226,23 +227,7 @@ class Program(Generic[P, R]):
         stuck: Path | None = None
         places: list[Place] = []
         if entry.variants:
-            last = entry.variants[0]
-            if entry.latest is not None and not entry.latest.replayed:
-                entry.stand_ins.learn(entry.latest.trace.pinned)
-            tensors, places, place = moved(last.guards, leaves, entry.stand_ins)
-            stuck = next((path for path in tensors if path in entry.moving), None)
-            for variant in entry.variants[1:]:  # the last call had other places, perhaps
-                others = moved(variant.guards, leaves, entry.stand_ins)
-                tensors += others.tensors
-                places += others.places
-            entry.moving.update(tensors)
-            for path in (place or (), *(each.path for each in places if each.type is float)):
-                for length in range(len(path)):
-                    if (hyperparameter := last.trace.fixed.get(path[: length + 1])) is not None:
-                        memory.varying.add(hyperparameter)
-                        place = place or path
-                        places = [each for each in places if each.path != path]
-            entry.stand_ins.moving.update(each.path for each in places)
+            place, stuck, places = entry.compare(leaves, memory.varying)
         entry.variants = [variant for variant in entry.variants if not variant.guards.dead]
         attempt, as_given = Attempt(), entry.written
         try:

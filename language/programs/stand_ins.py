@@ -52,7 +52,7 @@ class Place(NamedTuple):
 
 
 @dataclass
-class Known:
+class KnownPlaces:
     """What is known of such places for the calls of one signature."""
 
     moving: set[Path] = field(default_factory=set)
@@ -85,7 +85,7 @@ class Moved(NamedTuple):
     """The first of the other places that are not as expected."""
 
 
-def moved(guards: Guards, arguments: list[Any], known: Known) -> Moved:
+def moved(guards: Guards, arguments: list[Any], known: KnownPlaces) -> Moved:
     """Compare what stands at the places of guards now with what they expect."""
     tensors: list[Path] = []
     places: list[Place] = []
@@ -108,7 +108,7 @@ def moved(guards: Guards, arguments: list[Any], known: Known) -> Moved:
     return Moved(tensors, places, other)
 
 
-def _is_number(seen: Seen, known: Known) -> bool:
+def _is_number(seen: Seen, known: KnownPlaces) -> bool:
     """Whether a number stands at a place of which a symbol can stand, and is another than in the last trace, or was so
     before."""
     node, kind = seen.node, type(seen.value)
@@ -121,7 +121,7 @@ def _takes_stand_ins(node: Node) -> bool:
     return node.kind in _KINDS and (node.kind is not containers.Sequence or node.type is list)
 
 
-def _has_grown(seen: Seen, known: Known) -> bool:
+def _has_grown(seen: Seen, known: KnownPlaces) -> bool:
     """Whether a list has more entries than in the last trace."""
     node = seen.node
     if seen.position is not None or node.type is not list or type(seen.holder) is not list or node.parent is None:

@@ -26,6 +26,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.compile import collected_later
 from monarch.language.optimizers.watch import OptimizerWatch
 from monarch.language.placing.asked import Question
+from monarch.language.programs.attempt import Attempt, nothing
 from monarch.language.programs.autocasts import CASTS, weights
 from monarch.language.programs.call import (
     ProgramCall,
@@ -42,7 +43,6 @@ from monarch.language.programs.entered import Entered
 from monarch.language.programs.environment import Environment, labelled, state_names
 from monarch.language.programs.growing import Growth
 from monarch.language.programs.guards import Guards, views_of
-from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.held import MISSING, PLAIN, Contents, Held
 from monarch.language.programs.inputs import symbolic_arguments
 from monarch.language.programs.kinds import Tensor
@@ -64,46 +64,6 @@ from monarch.language.tensors.history import Ending, end_in_place
 from monarch.language.tensors.mesh import Mesh
 from monarch.language.tensors.shapes import default_dtype
 from monarch.language.tensors.tensor import DistributedTensor
-
-
-class Attempt:
-    """A call that is traced. Wherever it fails or is interrupted, until its step is given to the workers, what it has
-    changed in Python is taken back:
-
-        attempt = Attempt()
-        try:
-            ...  # trace with it, run the step, and say `attempt.given = True` where the step is bound
-        except BaseException:
-            try:
-                attempt.take_back()
-            finally:
-                attempt.take_back()  # where Ctrl-C has come before the first could begin
-            raise
-    """
-
-    def __init__(self) -> None:
-        self.mesh: Mesh | None = None
-        self.given = False
-        self.asks_type = False
-        """Whether the function asks for the exact type of a float argument."""
-        self.stand_ins: set[Path] = set()
-        """The places of numbers and lists in Python for which it takes stand-ins."""
-        self.undo: Callable[[], None] = _nothing
-
-    def take_back(self) -> None:
-        """Put Python's objects back to what they were, unless the step has been given. Ctrl-C ends waiting for the
-        workers, and waits for the rest."""
-        mesh, self.mesh = self.mesh, None
-        try:
-            if mesh is not None:
-                mesh.settle()
-        finally:
-            with HandlersLater(ctrl_c=ALL):
-                if mesh is not None:
-                    mesh.bind()  # a step that was given when the interrupt came
-                if not self.given:
-                    self.undo()
-                self.undo = _nothing
 
 
 @dataclass
@@ -250,7 +210,7 @@ class Trace:
         self.hyperparameters = {}
         self.stand_ins.release()
         self.changes = []
-        self.undo = _nothing
+        self.undo = nothing
         self.guards.close()
         self.effects.close()
 
@@ -624,7 +584,3 @@ def _escapes(recording: Recording, effects: Effects) -> list[tuple[Cell, Value]]
         gc.collect(generation)
         found = living()
     return found
-
-
-def _nothing() -> None:
-    """There is nothing to undo."""

@@ -24,6 +24,7 @@ from monarch.compiler.tape import Expr, Value, evaluate
 from monarch.language.compile import compile_graph, compile_template
 from monarch.language.placing.asked import others_take_turns
 from monarch.language.placing.replacing import reshard
+from monarch.language.programs.attempt import Attempt
 from monarch.language.programs.autocasts import CASTS
 from monarch.language.programs.call import leads_to
 from monarch.language.programs.changes import Change, Gradients, Outcome, undoing
@@ -36,7 +37,7 @@ from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.passed import also_read, containers_in
 from monarch.language.programs.signature import source_of
-from monarch.language.programs.trace import Attempt, Trace
+from monarch.language.programs.trace import Trace
 from monarch.language.recorder.random import next_seed
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended
