@@ -57,6 +57,7 @@ NUMBERS: dict[str, Callable[[Any, Any], Any]] = {
     "JSON": lambda x, t: (x, json.dumps({"t": t}), json.dumps([t], default=str)),
     "exact": lambda x, t: (x, fractions.Fraction(t), decimal.Decimal(t), struct.pack("d", t)),
     "NumPy": lambda x, t: (x * float(np.float64(t)), np.array([t, 1.0]).tolist(), np.full(3, t).sum()),
+    "NumPy's dtypes": lambda x, t: (x, (np.ones(2, np.float32) * t).dtype.name, type(np.float64(2) * t).__name__),
     "of the class": lambda x, t: x * t.fromhex("0x1p1") + float.__add__(t, 1.0),
     "made keys": lambda x, t: (x * 2, {t: 1}, {t}, {"a": {t: "b"}}),
     "range": lambda x, t: sum((x for _ in range(int(t * 2))), x),
