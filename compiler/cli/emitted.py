@@ -101,7 +101,7 @@ def _templates(plan: Plan, name: str | None) -> list[tuple[KernelBinary, Templat
     return [pair for pair in reversed(found.values()) if name is None or pair[1].name == name]
 
 
-def _told(plan: Plan, call: TemplateCall) -> list[str]:
+def _describe_template(plan: Plan, call: TemplateCall) -> list[str]:
     """The op that a template runs, its lines in the user's program, and the reason."""
     first = plan.instructions[call.instructions[0]]
     where = (plan.instructions[at].source for at in call.instructions)
@@ -124,7 +124,7 @@ def _template(plan: Plan, binary: KernelBinary, call: TemplateCall) -> str:
     template = templates()[instruction.op]
     variants = template.variants(*args, **kwargs)
     _, launches = template.launches(variants[0], args, kwargs)
-    told = [f"# {line}" for line in _told(plan, call)]
+    told = [f"# {line}" for line in _describe_template(plan, call)]
     for launch in binary.launches:
         constants = [f"{name}={value}" for name, value in launch.constants]
         given = ", ".join([*launch.arguments, *constants, f"num_warps={launch.warps}"])
@@ -152,6 +152,6 @@ def _assembly(plan: Plan, kernels: Mapping[str, Kernel], name: str | None) -> st
             texts = [compiled.assembly for compiled in compile_launches(kernel, emit(kernel), plan.target)]
         parts.append(f"// {_heading(kernel)}\n" + "\n".join(texts).expandtabs(4))
     for binary, call in _templates(plan, name):
-        told = "".join(f"// {line}\n" for line in _told(plan, call))
+        told = "".join(f"// {line}\n" for line in _describe_template(plan, call))
         parts.append(told + "\n".join(launch.assembly for launch in binary.launches).expandtabs(4))
     return "\n\n".join(parts)

@@ -246,7 +246,7 @@ def _show_answer(row: Row, answer: Answer) -> None:
     out = console()
     more = "" if answer.exact else "; the solver's time was up, and there may be better ones"
     heading(out, f"{row.mesh} on {row.machine}", f"{answer.chosen.name}, {took}{more}")
-    for text in answer.told:
+    for text in answer.findings:
         line(out, f"  {text}")
 
 

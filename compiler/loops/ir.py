@@ -269,7 +269,7 @@ class Kernel:
         return found
 
     @cached_property
-    def read_beside(self) -> tuple[tuple[int, ...], ...]:
+    def other_inputs(self) -> tuple[tuple[int, ...], ...]:
         """For each output the inputs that the nests which store it read: it cannot take the memory of others."""
         read: list[set[int]] = [set() for _ in self.nests]
         storing: list[list[int]] = [[] for _ in self.outputs]

@@ -92,7 +92,7 @@ def wrong_region(plan: Plan, instruction: Instruction) -> str | None:
 def overlapping(plan: Plan) -> tuple[int, int] | None:
     """Two instructions of which the later one writes into the arena where a result of the earlier lies that is still to
     be read, or given as a result of the plan: the plan computes nonsense then. None where there are none."""
-    at: dict[int, _Lying] = {}
+    at: dict[int, _Regions] = {}
     for number, instruction in enumerate(plan.instructions):
         if instruction.op == "commit":
             continue
@@ -117,8 +117,9 @@ that is not there."""
 
 
 @dataclass(frozen=True)
-class _Lying:
-    """Where the value of a slot may lie; for a kernel's results, which are one value, each alone too."""
+class _Regions:
+    """The regions in which the value of a slot may be; for a kernel's results, which are one value, those of each alone
+    too."""
 
     parts: list[_Part]
     elements: list[list[_Part]] | None = None
@@ -128,20 +129,20 @@ def _part(number: int, region: ArenaRange | None) -> _Part:
     return (number, 0, 0) if region is None else (number, region.offset, region.offset + region_bytes(region))
 
 
-def _result(instruction: Instruction, own: list[_Part], at: Mapping[int, _Lying]) -> _Lying:
+def _result(instruction: Instruction, own: list[_Part], at: Mapping[int, _Regions]) -> _Regions:
     if instruction.op == "kernel" and len(instruction.args) == 3:
         tensors, _, over = instruction.args
         homes = own or [(0, 0, 0)] * len(over)
         operands = [at.get(tensors[operand].index) if operand >= 0 else None for operand in over]
         each = [operand.parts if operand else [home] for operand, home in zip(operands, homes, strict=True)]
-        return _Lying([part for parts in each for part in parts], each)
+        return _Regions([part for parts in each for part in parts], each)
     if instruction.op == "getitem" and len(instruction.args) == 2:
         value, index = instruction.args
         given = at.get(value.index) if isinstance(value, Slot) else None
         elements = None if given is None else given.elements
         if elements is not None and type(index) is int and 0 <= index < len(elements):
-            return _Lying(elements[index])
-    return _Lying([*own, *(part for slot in _may_alias(instruction) if slot in at for part in at[slot].parts)])
+            return _Regions(elements[index])
+    return _Regions([*own, *(part for slot in _may_alias(instruction) if slot in at for part in at[slot].parts)])
 
 
 def _may_alias(instruction: Instruction) -> Iterator[int]:

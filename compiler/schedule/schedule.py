@@ -197,7 +197,7 @@ class Schedule:
         over, roots = list(over), []
         taken, shared = set(over), self.shared(node)
         for output, result in sorted(results.items()):
-            for at in kernel.read_beside[output]:
+            for at in kernel.other_inputs[output]:
                 if at in taken or not may_overwrite(kernel, output, at):
                     continue
                 root = self.may_take(tensors[at], result, node, i, shared)

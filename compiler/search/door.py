@@ -165,5 +165,5 @@ def _machine(options: CompileOptions) -> Cluster:
 
 def _text(graph: Graph, on: Cluster, answer: Answer) -> str:
     more = "" if answer.exact else "; the solver's time was up, and there may be better ones"
-    lines = "".join(f"\n  {text}" for text in answer.told)
+    lines = "".join(f"\n  {text}" for text in answer.findings)
     return f"{graph.name}: {answer.chosen.name} for {on.name}, in {format_seconds(answer.seconds)}{more}{lines}"

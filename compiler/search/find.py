@@ -77,7 +77,7 @@ class Answer:
     why: tuple[str, ...]
 
     @property
-    def told(self) -> tuple[str, ...]:
+    def findings(self) -> tuple[str, ...]:
         """`why`, and what is computed again for the limit."""
         again = self.chosen.recomputed
         return (*self.why, *([f"{again} op{'s' * (again > 1)} computed again rather than kept"] if again else []))

@@ -54,7 +54,7 @@ def referred(asked: Asked, propagate: Any, args: tuple[Any, ...], kwargs: dict[s
         )
     meshes = {program.where(leaf._ref) for leaf in on} - {None}
     mesh = _mesh_of(on, name, source) if len(meshes) > 1 else next(iter(meshes), None)
-    said = None if propagate == "inspect" else partial(_said, propagate, name, source)
+    said = None if propagate == "inspect" else partial(_propagated, propagate, name, source)
     return asked_in_program(program, partial(_called, asked, propagate, name, source), said, mesh, args, kwargs, name)
 
 
@@ -72,7 +72,7 @@ def _called(
         asked.call(*args, **kwargs).get()
         return None
     assert mesh is not None
-    said = None if propagate is None else _said(propagate, name, source, mesh, args, kwargs)
+    said = None if propagate is None else _propagated(propagate, name, source, mesh, args, kwargs)
     shards = asked.shards(*args, **kwargs)
     found = alike(mesh, shards, source)
     if said is not None and pytree.tree_flatten(found) != pytree.tree_flatten(said):
@@ -105,7 +105,7 @@ def _mesh_of(tensors: list[DistributedTensor], name: str, source: Source | None)
     return meshes[0]
 
 
-def _said(
+def _propagated(
     propagate: Callable[..., Any],
     name: str,
     source: Source | None,

@@ -40,7 +40,7 @@ from monarch.language.recorder.varying import (
     varying_of,
     varying_together,
 )
-from monarch.language.recorder.whole import said
+from monarch.language.recorder.whole import with_own_dtypes
 from monarch.language.source import user_source
 from monarch.language.tensors.facts import Facts, facts_of
 from monarch.language.tensors.mesh import Mesh
@@ -251,7 +251,7 @@ def record(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], mesh: Mesh 
         found = kind(words, hint=_operands(func, args), source=source_now()[0])
         raise (refuse(found) if real is None else found) from (None if real else error)
     if recording.dtype is not torch.get_default_dtype() and not facts.mutable:
-        explicit = said(recording.dtype, func, args, kwargs, fakes, fake_kwargs, out)
+        explicit = with_own_dtypes(recording.dtype, func, args, kwargs, fakes, fake_kwargs, out)
         if explicit is not None:
             return record(func, *explicit, mesh)
     return _results(recording, facts, func, args, kwargs, tuple(encoded), tuple(encoded_kwargs), out)

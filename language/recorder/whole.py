@@ -17,7 +17,7 @@ _KEPT = ("condition", "mask", "index", "indices")
 """The operands that choose."""
 
 
-def said(
+def with_own_dtypes(
     dtype: torch.dtype, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], fakes: list[Any], named: Any, out: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """The arguments with which a call gives, under the default `dtype`, the dtypes that it gives now: a plan runs under

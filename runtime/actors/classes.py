@@ -27,12 +27,12 @@ _pickled: WeakKeyDictionary[type, Pickled | None] = WeakKeyDictionary()
 _read: WeakValueDictionary[str, type] = WeakValueDictionary()
 
 
-class _Now(threading.local):
+class _Pickling(threading.local):
     def __init__(self) -> None:
-        self.pickling: set[type] = set()
+        self.classes: set[type] = set()
 
 
-_now = _Now()
+_pickling = _Pickling()
 
 
 def sent(cls: type) -> type | Pickled:
@@ -40,7 +40,7 @@ def sent(cls: type) -> type | Pickled:
     pickled alone, or is large."""
     if cls in _pickled:
         found = _pickled.get(cls)
-    elif cls in _now.pickling:  # its methods use a mesh of actors of this class
+    elif cls in _pickling.classes:  # its methods use a mesh of actors of this class
         found = None
     else:
         _pickled[cls] = found = _alone(cls)
@@ -52,13 +52,13 @@ def sent(cls: type) -> type | Pickled:
 def _alone(cls: type) -> Pickled | None:
     # A distributed tensor among its globals is lent to one message, and cannot be in a pickle that others share.
     before = outgoing.set(None)
-    _now.pickling.add(cls)
+    _pickling.classes.add(cls)
     try:
         data = cloudpickle.dumps(cls)
     except Exception:  # which is raised again if that cannot be done with the message either
         return None
     finally:
-        _now.pickling.discard(cls)
+        _pickling.classes.discard(cls)
         outgoing.reset(before)
     return (secrets.token_hex(8), data) if len(data) <= LARGEST else None
 

@@ -59,7 +59,7 @@ class Shards(Generic[T]):
                 f"what '{self._label}' returned is on a mesh already", hint="use the tensors that were made of it."
             )
         replies = dict(zip(self._addresses, self._replies.get().values(), strict=True))
-        processes = _beside(executor)[1].processes
+        processes = _in_actors(executor)[1].processes
         if set(replies) != set(processes):
             inside = sum(process in replies for process in processes)
             others = f", and in {len(replies) - inside} others" if len(replies) > inside else ""
@@ -72,7 +72,7 @@ class Shards(Generic[T]):
 
     def adopt(self, executor: Executor, types: Sequence[TensorType]) -> list[Handle]:
         """The shards, as values of the mesh (see `monarch.compiler.plan.Returned`)."""
-        handles = _beside(executor)[0].adopt(self._number, types)
+        handles = _in_actors(executor)[0].adopt(self._number, types)
         self._drop.detach()
         return handles
 
@@ -80,7 +80,7 @@ class Shards(Generic[T]):
         return f"<shards of {self._label} in {len(self._addresses)} processes>"
 
 
-def _beside(executor: Executor) -> tuple[MeshExecutor | PartExecutor, ActorProcesses]:
+def _in_actors(executor: Executor) -> tuple[MeshExecutor | PartExecutor, ActorProcesses]:
     processes: ActorProcesses | None = getattr(executor, "actor_processes", None)
     if processes is None:
         raise MonarchError(

@@ -229,15 +229,15 @@ class Sending:
                 raise _Stopped
             progress = words[signals.line_of(rank)]
             if progress >> STEP_BITS > step or (progress & 1 and progress >> STEP_BITS == step):
-                raise _Over
+                raise _ReaderLeft
 
         try:
             self._marks.wait(signals.line_of(rank) + signals.BACK_TOOK, event, check)
-        except _Over:
+        except _ReaderLeft:
             pass
 
 
-class _Over(Exception):
+class _ReaderLeft(Exception):
     """The worker that was waited for reads no more of the step."""
 
 

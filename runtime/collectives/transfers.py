@@ -45,7 +45,7 @@ from monarch.runtime.shared.window import AREAS, BACK_SLOTS, SLOTS
 if TYPE_CHECKING:  # see `meeting`
     from monarch.runtime.collectives.mirror import Mirror
 
-_TOLD_AT_ONCE = BACK_SLOTS // 2
+_REPORTED_AT_ONCE = BACK_SLOTS // 2
 """Pieces that come beside the steps, whose readers say together that they have read them, and that go to other hosts
 together: a frame costs its two processes some 200 µs of Python, as much as half of its bytes' way."""
 
@@ -134,7 +134,7 @@ class Transfers:
         pieces = [own for own in self._pieces(number, routes, lambda route: sources[route.source]) if own.blocks]
         if straight and apart:
             pieces = _joined(pieces, lambda senders: True)
-        told = _told(pieces, _TOLD_AT_ONCE if apart else 1)
+        reports = _reports(pieces, _REPORTED_AT_ONCE if apart else 1)
 
         def parts(own: _Pieces, out: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
             """Where in the window each part of some pieces is, and where in the result it belongs."""
@@ -155,11 +155,11 @@ class Transfers:
                 for place, own in enumerate(pieces):
                     for sender in own.peers:
                         at.await_sent(sender, own.last, self._everyone, sent)
-                    if not arriving.is_there(own.last):
+                    if not arriving.is_in_place(own.last):
                         for offset, part in parts(own, out):
                             part.copy_(at.window.view(offset, part.shape, dtype))
-                    if own.last in told:
-                        at.took(own.last, told[own.last], took)
+                    if own.last in reports:
+                        at.took(own.last, reports[own.last], took)
                     if total is not None:
                         for _, part in parts(own, out):
                             total.add(part)
@@ -207,7 +207,7 @@ def _joined(pieces: Sequence[_Pieces], which: Callable[[tuple[int, ...]], bool])
         if (
             last is not None
             and each.first == last.last + 1
-            and each.first // _TOLD_AT_ONCE == last.first // _TOLD_AT_ONCE
+            and each.first // _REPORTED_AT_ONCE == last.first // _REPORTED_AT_ONCE
             and each.peers == last.peers
             and which(each.peers)
         ):
@@ -217,7 +217,7 @@ def _joined(pieces: Sequence[_Pieces], which: Callable[[tuple[int, ...]], bool])
     return found
 
 
-def _told(pieces: Sequence[_Pieces], together: int) -> dict[int, tuple[int, ...]]:
+def _reports(pieces: Sequence[_Pieces], together: int) -> dict[int, tuple[int, ...]]:
     """Behind which pieces a reader says how far it has read, and to whom: behind its last of each `together` numbers,
     for a sender has sent all of these before it needs the slot of the first again."""
     found: dict[int, tuple[int, ...]] = {}
@@ -244,14 +244,14 @@ class Arriving:
                 self._mirror.divert(offset, self._value(piece), part)
                 self._places[piece] = offset
 
-    def is_there(self, piece: int) -> bool:
+    def is_in_place(self, piece: int) -> bool:
         """Whether a piece that has been sent is in its place, and not in the window."""
         offset = self._places.pop(piece, None)
         return self._mirror is not None and offset is not None and self._mirror.undivert(offset, self._value(piece))
 
     def forget(self) -> None:
         for piece in list(self._places):
-            self.is_there(piece)
+            self.is_in_place(piece)
 
     def _value(self, piece: int) -> int:
         return self._step << STEP_BITS | piece

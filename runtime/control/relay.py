@@ -209,12 +209,12 @@ class Relay:
         own = self._attach.number
         everyone: list[int] = [] if self._controller else [SERVICE]
         if targets is None:
-            return (*everyone, *self._there())
+            return (*everyone, *self._joined())
         here = [SERVICE] if everyone and _overlap(targets, own, own + 1) else []
-        return (*here, *(at for at in self._there() if _overlap(targets, *self._bounds(at))))
+        return (*here, *(at for at in self._joined() if _overlap(targets, *self._bounds(at))))
 
-    def _there(self) -> list[int]:
-        """The children, without those that were to join and did not."""
+    def _joined(self) -> list[int]:
+        """The children that have joined, without those that were to and did not."""
         return [at for at, child in enumerate(self._children) if child.start < child.stop]
 
     def _reachable(self, to: int) -> bool:

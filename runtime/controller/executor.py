@@ -297,7 +297,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             if not record.loaded:
                 self._send_plan(record, plan)
             self.connection.command(step, body)
-            self._told_of(freed)
+            self._drop_freed(freed)
             for each in released:
                 each.taken_by = step  # which has freed it
             self.connection.publish()
@@ -497,11 +497,11 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
     # -- in between ------------------------------------------------------------------------------------------------
 
     def _next_freed(self) -> list[int]:
-        """Values that are no longer needed, which leave the queue when the workers have been told (`_told_of`): a
-        signal's handler may tell them of the same ones meanwhile, and to free a value twice does no harm."""
+        """Values that are no longer needed, which leave the queue when the workers have the command (`_drop_freed`): a
+        signal's handler may give it for the same ones meanwhile, and to free a value twice does no harm."""
         return [*self._freed][: wire.FREE_AT_ONCE]
 
-    def _told_of(self, freed: Sequence[int]) -> None:
+    def _drop_freed(self, freed: Sequence[int]) -> None:
         for id in freed:
             try:
                 self._freed.remove(id)  # it comes first, unless a handler was quicker
@@ -515,7 +515,7 @@ class MeshExecutor(Restoring, Fetching, Storing, Lending, Moving):
             step = Step("free")
             step.again = Replay(wire.numbers(wire.FREE, *ids))
             self._give(step)
-            self._told_of(ids)
+            self._drop_freed(ids)
         while self._unloaded:
             key, number = self._unloaded.popleft()
             record = self._records.get(key)

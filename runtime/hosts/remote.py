@@ -131,11 +131,11 @@ class RemoteConnection(Connection):
     def _join(self) -> None:
         """Have the workers on different hosts find each other."""
         deadline = time.monotonic() + self._timeout
-        everyone = self._told_by_all("workers", deadline)
+        everyone = self._ask_all("workers", deadline)
         self._pids = {rank: what["pid"] for rank, what in everyone.items()}
         peers = [{name: everyone[rank][name] for name in ("address", "region")} for rank in range(self.mesh.workers)]
         self._inbox.send("peers", data=json.dumps(peers).encode())
-        for rank, links in self._told_by_all("links", deadline).items():
+        for rank, links in self._ask_all("links", deadline).items():
             self.links[rank] = links
         if wanted("commands"):
             self._say_links()
@@ -156,7 +156,7 @@ class RemoteConnection(Connection):
             ends = f"{self._address_at(here)} to {self._address_at(there)}"
             say("commands", f"{self.mesh}: workers {ranks}, {ends}: {reasons}")
 
-    def _told_by_all(self, kind: str, deadline: float) -> dict[int, Any]:
+    def _ask_all(self, kind: str, deadline: float) -> dict[int, Any]:
         """The answers of all hosts about their workers, by rank."""
         told: dict[int, Any] = {}
         refused, explained = None, deadline

@@ -12,8 +12,8 @@ from monarch.runtime.shared.window import Window
 
 WORKER = "monarch.runtime.worker.loop:serve"
 WORKER_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve"
-WORKER_BESIDE_ACTORS = "monarch.runtime.worker.loop:serve_beside"
-WORKER_BESIDE_ACTORS_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve_beside"
+WORKER_BESIDE_ACTORS = "monarch.runtime.worker.loop:serve_in_actors"
+WORKER_BESIDE_ACTORS_ACROSS_HOSTS = "monarch.runtime.worker.peers:serve_in_actors"
 ACTORS = "monarch.runtime.actors.processes.serving:serve"
 ROOT = "monarch.runtime.actors.processes.host:start_root"
 

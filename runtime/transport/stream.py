@@ -512,10 +512,10 @@ class StreamLink:
         if size > _LARGEST_TEXT or kind not in (REFUSED, TELL, BROKEN, CLOSE):
             raise ValueError(f"kind {kind}, {size} bytes")
         text = bytearray(size)
-        self._after = lambda: self._told(kind, files, number, text)
+        self._after = lambda: self._take_text(kind, files, number, text)
         return memoryview(text)
 
-    def _told(self, kind: int, files: int, number: int, text: bytearray) -> None:
+    def _take_text(self, kind: int, files: int, number: int, text: bytearray) -> None:
         if kind == TELL:
             taken = [self.stream.files.popleft() for _ in range(min(files, len(self.stream.files)))]
             message = json.loads(text)

@@ -166,11 +166,11 @@ class Graphs:
         except Exception as error:  # where it is the program's fault, it is raised again when that is run without
             at = locate(error.__traceback__)
             self.give_up(
-                f"{'it' if at is None else self._said(at)} cannot be recorded: {type(error).__name__}: {error}"
+                f"{'it' if at is None else self._described(at)} cannot be recorded: {type(error).__name__}: {error}"
             )
             return None
 
-    def _said(self, at: Location) -> str:
+    def _described(self, at: Location) -> str:
         instruction = self._plan.instructions[at.number]
         source = self._plan.sources[instruction.source] if instruction.source >= 0 else None
         return instruction.op if source is None else f"{instruction.op} ({source})"

@@ -225,7 +225,7 @@ class _Calls:
         if name == "look":
             return self._look
         if name == "wait" and not self._ahead:
-            return _there
+            return _done_already
         if name in MOVING:
             moving: Callable[..., Any] = getattr(self._transfers, name)(*arguments)
             return moving if self.ready is None else _moving_by_way_of_host(self.ready.device, moving)
@@ -248,8 +248,8 @@ def _graphs(plan: Plan, ready: OnGpu, rank: int) -> Graphs | None:
     return graphs
 
 
-def _there(results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """The wait for a collective that is over where it stands."""
+def _done_already(results: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """The wait for a collective that its own instruction has finished."""
     return results
 
 

@@ -97,7 +97,7 @@ def serve(forked: Forked, connect: Connect | None = None) -> None:
     threading.Event().wait()
 
 
-def serve_beside(
+def serve_in_actors(
     actors: Actors,
     mesh: MeshSpec,
     rank: int,
@@ -226,7 +226,7 @@ class _Worker:
             return False
         self._tell(wire.DOUBT, step)
         while True:
-            kind, *rest = self._told()
+            kind, *rest = self._next_packet()
             if kind == wire.VERDICT and rest[0] == step:
                 return bool(rest[1])
 
@@ -236,7 +236,7 @@ class _Worker:
         self._state.take_back()
         self._tell(wire.ENDED, self._finished)
         while True:
-            kind, *rest = self._told()
+            kind, *rest = self._next_packet()
             if kind == wire.SESSION:
                 return rest[0]
             messages: list[Message] = []
@@ -256,7 +256,7 @@ class _Worker:
         except ConnectionError:
             raise ControllerGone from None
 
-    def _told(self) -> tuple[int, ...]:
+    def _next_packet(self) -> tuple[int, ...]:
         """The next packet. Plans that were handed over and not loaded are let go."""
         packet, files, _, _ = socket.recv_fds(self._up, wire.PACKET_BYTES, 1)
         for file in files:

@@ -43,12 +43,12 @@ def serve(forked: Forked) -> None:
     loop.serve(forked, _connect)
 
 
-def serve_beside(
+def serve_in_actors(
     actors: Actors, mesh: MeshSpec, rank: int, window: Window, up: socket.socket, across: dict[str, Any]
 ) -> None:
-    """`loop.serve_beside` for a worker of a mesh over several hosts: the role
+    """`loop.serve_in_actors` for a worker of a mesh over several hosts: the role
     `processes.roles.WORKER_BESIDE_ACTORS_ACROSS_HOSTS`."""
-    loop.serve_beside(actors, mesh, rank, window, up, across, _connect)
+    loop.serve_in_actors(actors, mesh, rank, window, up, across, _connect)
 
 
 def _connect(
@@ -85,7 +85,7 @@ def connect_peers(
     """
     if across["hosts"] == 1:
         up.send(pack({"pid": os.getpid(), "address": None, "region": None}))
-        _told(up, check)
+        _start_packet(up, check)
         up.send(pack({"links": {}}))
         return {}, None
     secret = bytes.fromhex(across["secret"])
@@ -107,7 +107,7 @@ def connect_peers(
     end.callback(ranks.clear)  # first: the others part from this worker too
     own = endpoint.register(window.memory, file=window.file)
     up.send(pack({"pid": os.getpid(), "address": endpoint.address.to_json(), "region": own.region.to_json()}))
-    told = unpack(_told(up, check))
+    told = unpack(_start_packet(up, check))
     peers: dict[int, Peer] = {}
     for host, peer in told["peers"].items():
         address = Address.from_json(peer["address"])
@@ -126,7 +126,7 @@ def connect_peers(
     return peers, own
 
 
-def _told(up: socket.socket, check: Callable[[], None]) -> bytes:
+def _start_packet(up: socket.socket, check: Callable[[], None]) -> bytes:
     """The host's message about the start; any other is about a session that is over."""
     poll = select.poll()
     poll.register(up, select.POLLIN)

@@ -205,7 +205,7 @@ class CudaLink(ShmLink):
 
     def _later(self, start: Callable[[], Work], after: Event | None = None, posted: bool = False) -> Pending:
         """Start it in its turn. It closes `after`, if it is started at all."""
-        job = _Other(self, start, after, posted)
+        job = _QueuedWork(self, start, after, posted)
         if not self.lane.add(job, wait=not self.loop.here()):
             job.refuse(self._fresh())
         return job.pending
@@ -433,8 +433,8 @@ class _Closing:
         pass
 
 
-class _Other:
-    """Other works that came while the lane was busy, or that wait for a GPU: in their turn."""
+class _QueuedWork:
+    """A work that came while the lane was busy, or that waits for a GPU: in its turn."""
 
     alone = True
 
