@@ -47,4 +47,4 @@ def test_bytes_that_are_not_read_back_are_no_measurement(monkeypatch: pytest.Mon
     put = StreamLink.put
     monkeypatch.setattr(StreamLink, "put", lambda self, source, *rest: put(self, bytes(len(source)), *rest))
     (measured,) = transports.measure_transports(["tcp"], SIZE)
-    assert "not what was written" in measured.missing
+    assert "the bytes read back differ" in measured.missing
