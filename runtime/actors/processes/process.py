@@ -448,8 +448,7 @@ class Process:
         self.reply(head[1], True, None)
 
     def look(self) -> dict[str, Any]:
-        """The activity of this process: pid, host, memory (bytes, as by `share_of`), answers (that it does), and actors
-        (see `LocalActor.look`)."""
+        """Its pid, host, memory (bytes, as by `share_of`), answers (that it does), and actors (`LocalActor.look`)."""
         pid = os.getpid()
         about = {"pid": pid, "host": os.uname().nodename, "memory": share_of(pid), "answers": True}
         return {**about, "actors": [actor.look() for actor in list(self.actors.values()) if actor.ended is None]}
