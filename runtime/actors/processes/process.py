@@ -117,8 +117,7 @@ class Process:
         self._all_ended = Ended()
         self.dead: Recent[str, Death] = Recent()
         self.refused: Recent[tuple[str, str], SupervisionError] = Recent()
-        """By mesh and process, of actors that refused a message or were stopped from here: the error of the next
-        call."""
+        """By mesh and process: the error of the next call of an actor that refused a message or was stopped from here."""
         self.ready = threading.Event()
         self.leaving = math.inf
         """Where it was stopped: after how many seconds it is killed."""

@@ -258,7 +258,7 @@ def test_an_argument_that_is_not_cut_is_refused(mesh: Mesh) -> None:
 
     step, _, dense = step_of(Net(), mesh)
     batch, y = Batch(torch.randn(6, 6)), torch.randn(6, 6)
-    with pytest.raises(ProgramError, match="is a Batch, whose tensors would not be cut") as error:
+    with pytest.raises(ProgramError, match="is a Batch, whose tensors would not be split") as error:
         step(batch, y)
     assert "torch.export.register_dataclass(Batch)" in str(error.value.hint)
     torch.export.register_dataclass(Batch)
