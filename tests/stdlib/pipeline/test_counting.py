@@ -251,7 +251,7 @@ def test_a_model_that_does_not_run_apart_from_its_mesh_warns_at_its_line(mesh: M
     def step(x: Any) -> Any:
         return pipe.step(x, target=x, loss_fn=F.mse_loss)
 
-    with pytest.warns(UserWarning, match=r"could not be seen: AttributeError: (.|\n)*mixes_rows=True") as found:
+    with pytest.warns(UserWarning, match=r"with its number of rows: AttributeError: (.|\n)*mixes_rows=True") as found:
         step(torch.randn(8, 6))
     line = on_a_mesh.__code__.co_firstlineno + 1
     assert [(each.filename, each.lineno) for each in found if "could not check" in str(each.message)] == [
