@@ -113,7 +113,7 @@ localize_sizes(
 )
 
 
-@sharding_rule("aten.channel_shuffle")
+@sharding_rule("aten.channel_shuffle aten.native_channel_shuffle")
 def _channel_shuffle(call: Call) -> Line:
     dims = " ".join(["n", "_", *(f"s{number}" for number in range(len(call.result) - 2))])
     return line(f"{dims} -> {dims}", linear=[{0}])

@@ -58,7 +58,10 @@ _CHECK = (
 )
 """Beginnings of the names of ops that fail on some values."""
 _DIVIDE = ("div", "floor_divide", "remainder", "fmod", "true_divide")
-_GROUPS = ("convolution", "convolution_backward", "native_group_norm", "native_group_norm_backward", "channel_shuffle")
+_GROUPS = (
+    *("convolution", "convolution_backward", "native_group_norm", "native_group_norm_backward"),
+    *("channel_shuffle", "native_channel_shuffle"),
+)
 UNREAD = frozenset(
     getattr(torch.ops.aten, name)
     for name in """

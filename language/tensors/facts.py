@@ -40,11 +40,12 @@ class Facts:
         self._composite = self._has_composite() if ours else None
 
     def _has_composite(self) -> bool:
-        return bool(torch._C._dispatch_has_kernel_for_dispatch_key(self._func.name(), _COMPOSITE))
+        has, name = torch._C._dispatch_has_kernel_for_dispatch_key, self._func.name()
+        return has(name, _COMPOSITE) and not has(name, "CPU")  # PyTorch prefers a kernel, as `silu_backward` has
 
     @property
     def composite(self) -> bool:
-        """Whether PyTorch takes it apart into other ops where it differentiates."""
+        """Whether PyTorch takes it apart into other ops."""
         return self._has_composite() if self._composite is None else self._composite
 
 

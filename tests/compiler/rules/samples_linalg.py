@@ -99,4 +99,5 @@ def sampler_samples() -> list[Sample]:
             [0, 0, 0],
         ),
         call(aten.channel_shuffle.default, real(4, 6, 2, 4), 3),
+        call(aten.native_channel_shuffle.default, real(4, 6, 2, 4), 3),
     ]

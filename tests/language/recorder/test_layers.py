@@ -363,3 +363,24 @@ def test_group_norm_of_transposed_channels(mesh: Mesh) -> None:
 
     for ours, theirs in zip(monarch.program(mesh=mesh)(step)(X), step(X), strict=True):
         torch.testing.assert_close(ours.full_tensor(), theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("function", [F.silu, F.mish])
+def test_gradients_of_activations_in_bfloat16_are_rounded_once(mesh: Mesh, function: Callable[..., Any]) -> None:
+    def step(x: torch.Tensor) -> Any:
+        x = x.detach().requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
+
+    x = torch.linspace(-6, 6, 512).view(64, 8).bfloat16()
+    placed = monarch.distribute(x, mesh, "[@data, -]")
+    for ours in (monarch.program(step, mesh=mesh)(placed), step(placed)):
+        assert torch.equal(ours.full_tensor(), step(x))
+
+
+@pytest.mark.parametrize("groups", [2, 3])
+def test_native_channel_shuffle_is_one_op(mesh: Mesh, groups: int) -> None:
+    x = torch.randn(3, 6, 5)
+    shuffle = monarch.program(lambda x: torch.native_channel_shuffle(x, groups), mesh=mesh)
+    for layout in ("[@data, -, -]", "[-, @data, -]", "[-, -, @data]"):
+        found = shuffle(monarch.distribute(x, mesh, layout))
+        assert torch.equal(found.full_tensor(), torch.native_channel_shuffle(x, groups))
