@@ -17,9 +17,21 @@ from monarch.compiler.loops.signatures import BOOL, FLOATS
 def _inputs(lower: Lowering, node: fx.Node, at: At, *names: str, dtype: torch.dtype | None = None) -> list[int]:
     """The operands of those names, broadcast and in one dtype: by default the promoted one."""
     operands = arguments(node, *names)
-    dtype = dtype or lower.promoted(*operands)
     shape = lower.tensors[node].shape
-    return [lower.operand(operand, at, shape, dtype) for operand in operands]
+    if dtype is not None:
+        return [lower.operand(operand, at, shape, dtype) for operand in operands]
+    common = lower.common(*operands)
+    return [lower.converted(operand, at, shape, common) for operand in operands]
+
+
+def _factors(lower: Lowering, node: fx.Node, at: At) -> list[int]:
+    """The operands of a product or quotient: ATen does not round the second one to bf16 where it is a number."""
+    a, b = arguments(node, "self", "other")
+    shape, common = lower.tensors[node].shape, lower.common(a, b)
+    factor = lower.converted(a, at, shape, common)
+    if not isinstance(b, fx.Node) or not lower.tensors[b].shape:
+        return [factor, lower.operand(b, at, shape, compute_dtype(common))]
+    return [factor, lower.converted(b, at, shape, common)]
 
 
 def _float(lower: Lowering, node: fx.Node) -> torch.dtype:
@@ -66,6 +78,13 @@ def _round(lower: Lowering, node: fx.Node, at: At) -> int:
     return lower.op("round", x) if lower.dtype(x) in FLOATS else x
 
 
+def _times_alpha(lower: Lowering, node: fx.Node, value: int) -> int:
+    """`value * alpha`; alpha is rounded as the operands are."""
+    common = lower.common(*arguments(node, "self", "other"))
+    (alpha,) = arguments(node, "alpha")
+    return value if alpha == 1 else lower.op("mul", value, lower.converted(alpha, (), (), common))
+
+
 def _scaled(lower: Lowering, value: int, factor: float) -> int:
     """`value * factor`, left out where it is 1."""
     return value if factor == 1 else lower.op("mul", value, lower.constant(factor, lower.dtype(value)))
@@ -74,16 +93,15 @@ def _scaled(lower: Lowering, value: int, factor: float) -> int:
 @handler("aten.add", "aten.sub")
 def _add(lower: Lowering, node: fx.Node, at: At) -> int:
     a, b = _inputs(lower, node, at, "self", "other")
-    (alpha,) = arguments(node, "alpha")
     name = node.target.overloadpacket.__name__  # type: ignore[union-attr]
     if lower.dtype(a) == BOOL:
         raise Unfusable(f"{name} of bools")
-    return lower.op(name, a, _scaled(lower, b, alpha))
+    return lower.op(name, a, _times_alpha(lower, node, b))
 
 
 @handler("aten.mul")
 def _mul(lower: Lowering, node: fx.Node, at: At) -> int:
-    a, b = _inputs(lower, node, at, "self", "other")
+    a, b = _factors(lower, node, at)
     return lower.op("and" if lower.dtype(a) == BOOL else "mul", a, b)
 
 
@@ -91,16 +109,15 @@ def _mul(lower: Lowering, node: fx.Node, at: At) -> int:
 def _div(lower: Lowering, node: fx.Node, at: At) -> int:
     if "mode" in node.target._overloadname:  # type: ignore[union-attr]
         raise Unfusable("a rounded division")
-    dtype = lower.promoted(*arguments(node, "self", "other"))
-    a, b = _inputs(lower, node, at, "self", "other", dtype=dtype if dtype in FLOATS else torch.float32)
-    return lower.op("div", a, b)
+    if lower.promoted(*arguments(node, "self", "other")) in FLOATS:
+        return lower.op("div", *_factors(lower, node, at))
+    return lower.op("div", *_inputs(lower, node, at, "self", "other", dtype=torch.float32))
 
 
 @handler("aten.rsub")
 def _rsub(lower: Lowering, node: fx.Node, at: At) -> int:
     a, b = _inputs(lower, node, at, "self", "other")
-    (alpha,) = arguments(node, "alpha")
-    return lower.op("sub", b, _scaled(lower, a, alpha))
+    return lower.op("sub", b, _times_alpha(lower, node, a))
 
 
 def _extreme(name: str, op: str, other: str) -> None:
@@ -118,12 +135,12 @@ _extreme("clamp_max", "min", "max")
 @handler("aten.clamp")
 def _clamp(lower: Lowering, node: fx.Node, at: At) -> int:
     x, low, high = arguments(node, "self", "min", "max")
-    dtype = lower.promoted(*(each for each in (x, low, high) if each is not None))
+    common = lower.common(*(each for each in (x, low, high) if each is not None))
     shape = lower.tensors[node].shape
-    value = lower.operand(x, at, shape, dtype)
+    value = lower.converted(x, at, shape, common)
     if low is not None:
-        value = lower.op("max", value, lower.operand(low, at, shape, dtype))
-    return value if high is None else lower.op("min", value, lower.operand(high, at, shape, dtype))
+        value = lower.op("max", value, lower.converted(low, at, shape, common))
+    return value if high is None else lower.op("min", value, lower.converted(high, at, shape, common))
 
 
 @handler("aten.relu")
@@ -141,13 +158,13 @@ def _square(lower: Lowering, node: fx.Node, at: At) -> int:
 @handler("aten.pow")
 def _pow(lower: Lowering, node: fx.Node, at: At) -> int:
     base, exponent = arguments(node, "self", "exponent")
-    dtype = lower.promoted(base, exponent)
+    common, dtype = lower.common(base, exponent), lower.promoted(base, exponent)
     if dtype not in FLOATS:
         raise Unfusable("a power of integers")
     shape = lower.tensors[node].shape
-    x = lower.operand(base, at, shape, dtype)
+    x = lower.converted(base, at, shape, common)
     if isinstance(exponent, fx.Node):
-        return lower.op("pow", x, lower.operand(exponent, at, shape, dtype))
+        return lower.op("pow", x, lower.converted(exponent, at, shape, common))
     # The powers that ATen computes otherwise.
     if exponent == 0:
         return lower.constant(1, dtype)
@@ -156,14 +173,15 @@ def _pow(lower: Lowering, node: fx.Node, at: At) -> int:
     if exponent == 2:
         return lower.op("mul", x, x)
     if exponent == 3:
-        return lower.op("mul", lower.op("mul", x, x), x)
+        square = lower.op("mul", x, x)  # which ATen rounds in bf16, and not in f16
+        return lower.op("mul", lower.rounded_to(square, common) if common == torch.bfloat16 else square, x)
     if exponent == 0.5:
         return lower.op("sqrt", x)
     if exponent == -0.5:
         return lower.op("rsqrt", x)
     if exponent == -1:
         return lower.op("reciprocal", x)
-    return lower.op("pow", x, lower.constant(exponent, dtype))
+    return lower.op("pow", x, lower.converted(exponent, at, shape, common))
 
 
 # -- comparisons and logic ---------------------------------------------------------------------------------------------

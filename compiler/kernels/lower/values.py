@@ -327,7 +327,10 @@ class Lowering:
 
     def rounded(self, value: int, node: fx.Node) -> int:
         """A result in the compute dtype of its node's dtype, rounded as the policy says."""
-        dtype = self.tensors[node].dtype
+        return self.rounded_to(value, self.tensors[node].dtype)
+
+    def rounded_to(self, value: int, dtype: torch.dtype) -> int:
+        """A value in the compute dtype of `dtype`, rounded as the policy says."""
         held = self.dtype(value)
         if compute_dtype(dtype) != held:
             value = self.cast(value, compute_dtype(dtype))
@@ -381,18 +384,31 @@ class Lowering:
             return self.constant(argument, dtype or _dtype_of(argument))
         raise Unfusable(f"an operand {argument!r}")
 
+    def converted(self, argument: Any, at: At, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """An operand, converted to the dtype that ATen promotes an op's operands to: numbers beside bf16 are bf16."""
+        if dtype in (torch.bfloat16, torch.float16) and self.rounding == "eager":
+            if not isinstance(argument, fx.Node):
+                argument = torch.tensor(argument, dtype=dtype).item()
+            elif self.tensors[argument].dtype != dtype:
+                return self.rounded_to(self.operand(argument, at, shape), dtype)
+        return self.operand(argument, at, shape, compute_dtype(dtype))
+
     def broadcast(self, node: fx.Node, at: At, shape: Sequence[int]) -> At:
         own = self.tensors[node].shape
         lead = len(shape) - len(own)
         return tuple(self.zero if size == 1 else coordinate for size, coordinate in zip(own, at[lead:], strict=True))
 
-    def promoted(self, *operands: Any) -> torch.dtype:
-        """The compute dtype of a pointwise op on these operands."""
+    def common(self, *operands: Any) -> torch.dtype:
+        """The dtype that ATen promotes these operands of a pointwise op to."""
         key = tuple(
             (self.tensors[o].dtype, bool(self.tensors[o].shape)) if isinstance(o, fx.Node) else type(o)
             for o in operands
         )
-        return compute_dtype(promoted(key))
+        return promoted(key)
+
+    def promoted(self, *operands: Any) -> torch.dtype:
+        """The compute dtype of a pointwise op on these operands."""
+        return compute_dtype(self.common(*operands))
 
     # -- reductions ----------------------------------------------------------------------------------------------
 

@@ -110,6 +110,24 @@ def test_in_bfloat16_every_op_rounds(name: str) -> None:
         torch.testing.assert_close(ours, TWO[name](x, y), rtol=0.008, atol=1e-6)
 
 
+NUMBERS = {
+    "eq": lambda x, y: aten.eq(aten.clamp(x, -0.1, 0.1), 0.1), "ge": lambda x, y: aten.ge(aten.clamp(x, 0.3, 2.0), 0.3),
+    "add": lambda x, y: aten.add(x, 0.05), "sub": lambda x, y: aten.sub(x, y, alpha=0.05),
+    "add_alpha": lambda x, y: aten.add(x, 1.3, alpha=0.05), "rsub": lambda x, y: aten.rsub(x, 0.05),
+    "mul": lambda x, y: aten.mul(x, 0.05), "div": lambda x, y: aten.div(x, 0.05),
+    "pow": lambda x, y: aten.pow(x.abs(), 0.3), "pow3": lambda x, y: aten.pow(x, 3),
+    "whole": lambda x, y: x * torch.arange(1001, 1065) + torch.arange(301, 365),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", NUMBERS)
+def test_numbers_beside_bfloat16_are_rounded_where_aten_rounds_them(name: str, dtype: torch.dtype) -> None:
+    x, y = randn(8, 64).to(dtype), randn(8, 64).to(dtype)  # whole vectors: ATen rounds what is beside them otherwise
+    (ours,) = run(fused(graph_of(NUMBERS[name], x, y)), x, y)
+    assert torch.equal(ours, NUMBERS[name](x, y))
+
+
 def test_one_of_several_results_is_lowered_where_a_loop_nest_computes_it() -> None:
     assert is_lowered("aten.native_layer_norm") and is_lowered("aten.native_layer_norm#0")
     assert not is_lowered("all_gather#0") and not is_lowered("all_gather")
