@@ -117,7 +117,7 @@ class Process:
         self._all_ended = Ended()
         self.dead: Recent[str, Death] = Recent()
         self.refused: Recent[tuple[str, str], SupervisionError] = Recent()
-        """By mesh and process: the error of the next call of an actor that refused a message or was stopped from here."""
+        """By mesh and process: the next call's error, of an actor that refused a message or was stopped from here."""
         self.ready = threading.Event()
         self.leaving = math.inf
         """Where it was stopped: after how many seconds it is killed."""
