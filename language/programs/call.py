@@ -27,7 +27,7 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 ADVICE = "Pass the value as an argument, or keep it in a tensor on the mesh."
 """What helps a program that is traced again at each call."""
-OF_DATA = ("data_ptr", "bytes", "_version", "shape", "dtype")
+OF_DATA = ("data_ptr", "bytes", "_version", "shape", "form", "dtype")
 """What guards ask of the data of plain tensors and arrays, at the end of a path."""
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

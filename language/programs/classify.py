@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from monarch.language.programs.containers import CONTAINERS, Own
-from monarch.language.programs.held import PLAIN, Attributes, Held, Slots, has_dict, slots_of
+from monarch.language.programs.held import PLAIN, Attributes, Held, Slots, has_dict, is_program, slots_of
 from monarch.language.programs.kinds import (
     Array,
     ByteBuffer,
@@ -40,7 +40,8 @@ from monarch.language.recorder.scalar_int import ScalarInt
 
 MOST_ENTRIES = 10_000
 """A container with more entries is not looked through."""
-_HEAP = 1 << 9
+HEAP = 1 << 9
+"""The flag of classes that Python code has made."""
 
 
 CONSTANT, OPAQUE = "constant", "opaque"
@@ -73,7 +74,7 @@ def kind_of(value: Any) -> type[Held] | str | None:
         return Function
     if isinstance(value, _MADE_OF_PARTS):
         return Parts
-    if hasattr(kind, "__wrapped_program__"):
+    if is_program(kind):
         return ProgramParts
     if kind is functools._lru_cache_wrapper or kind is types.MappingProxyType:
         return Parts
@@ -136,7 +137,7 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         return Array
     if issubclass(kind, np.void) or _hides(kind):
         return OPAQUE
-    if module == "numpy" and kind.__name__ not in _CHANGING and not (has_dict(kind) and kind.__flags__ & _HEAP):
+    if module == "numpy" and kind.__name__ not in _CHANGING and not (has_dict(kind) and kind.__flags__ & HEAP):
         return CONSTANT  # scalars, dtypes and functions
     if slots_of(kind):
         return Slots
@@ -144,7 +145,7 @@ def _kind_of_instance(kind: Any) -> type[Held] | str:
         module in ("random", "io", "_io")
         or issubclass(kind, (threading.Thread, torch.Generator))
         or kind.__name__ == "_local"
-        or not kind.__flags__ & _HEAP
+        or not kind.__flags__ & HEAP
         and kind is not types.SimpleNamespace
     ):
         return OPAQUE
@@ -161,7 +162,7 @@ _POINTER = ctypes.sizeof(ctypes.c_void_p)
 
 def _hides(kind: Any) -> bool:
     """Whether an instance of a Python class has room for more than Python shows: what a base in C keeps there."""
-    if not kind.__flags__ & _HEAP or issubclass(kind, _VALUES):
+    if not kind.__flags__ & HEAP or issubclass(kind, _VALUES):
         return False
     shown = len(slots_of(kind)) + (kind.__dictoffset__ > 0) + (kind.__weakrefoffset__ > 0)
     return bool(kind.__basicsize__ > object.__basicsize__ + _POINTER * shown)
@@ -169,7 +170,7 @@ def _hides(kind: Any) -> bool:
 
 _Entry = collections.namedtuple("_Entry", "value")
 _CONSTANT_TYPES: tuple[type, ...] = (
-    *(torch.SymInt, torch.SymFloat, torch.SymBool, ScalarInt, types.MethodWrapperType, types.WrapperDescriptorType),
+    *(torch.SymInt, torch.SymFloat, torch.SymBool, ScalarInt, types.WrapperDescriptorType),
     *(types.MethodDescriptorType, types.ClassMethodDescriptorType, types.GetSetDescriptorType),
     *(types.MemberDescriptorType, types.GenericAlias, types.UnionType),
     type(_Entry.value),
@@ -201,4 +202,4 @@ def is_users_class(kind: Any) -> bool:
     libraries = "builtins", "torch", "monarch", "typing", "collections", "abc", "enum", "numpy"
     if issubclass(kind, torch.fx.GraphModule) and kind is not torch.fx.GraphModule:
         return True  # one for each graph, and its `forward` is another when that is compiled again
-    return bool(kind.__flags__ & _HEAP) and not (root in libraries and _is_of(kind, str(kind.__module__)))
+    return bool(kind.__flags__ & HEAP) and not (root in libraries and _is_of(kind, str(kind.__module__)))

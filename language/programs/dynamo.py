@@ -6,12 +6,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.utils import _pytree as pytree
 
 from monarch.language.programs.environment import find_environment
+from monarch.language.programs.held import is_program
 from monarch.language.recorder.recording import current
 from monarch.language.tensors.mesh import open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
@@ -22,7 +23,7 @@ def _leaves_meshes(function: Callable[..., Any]) -> Callable[..., Any]:
     def compile(model: Any = None, **options: Any) -> Any:
         if model is None:
             return functools.partial(compile, **options)
-        if hasattr(type(model), "__wrapped_program__"):
+        if is_program(cast("Any", type(model))):
             return model
         compiled = function(model, **options)
         if isinstance(model, torch.nn.Module):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import builtins
 import dis
 import importlib.util
+import itertools
 import logging
 import os
 import re
@@ -24,11 +25,12 @@ from typing import Any
 from monarch.compiler.errors import ProgramError, Source
 from monarch.language.compile import collect_as_before
 from monarch.language.programs.classify import kind_of
+from monarch.language.programs.containers import Own
 from monarch.language.programs.growing import GrowingList
-from monarch.language.programs.held import MISSING
-from monarch.language.programs.kinds import Tensor, is_users_own_module
+from monarch.language.programs.held import MISSING, Attributes, Slots
+from monarch.language.programs.kinds import Class, Tensor, is_users_own_module
 from monarch.language.programs.library import Library
-from monarch.language.programs.reads import FORWARDS, Asked, Reads, asked
+from monarch.language.programs.reads import FORWARDS, OF_A_NAME, Asked, Reads, asked, computes_name
 from monarch.language.programs.settings import COLLECTOR, SETTINGS, Set
 from monarch.language.programs.snapshot import Snapshot
 from monarch.language.recorder.scalar import Scalar
@@ -44,7 +46,9 @@ _GENERATORS = frozenset("initial_seed get_rng_state get_state set_rng_state set_
 """What asks for PyTorch's generator, and sets it."""
 _WRAPPERS = ("torch._compile", "torch._dynamo.eval_frame")
 """Modules of functions that stand before some of these, to be left out by torch.compile."""
-_UNKNOWN_BUILTINS = {name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec")}
+_UNKNOWN_BUILTINS = {
+    name: getattr(builtins, name) for name in ("open", "input", "globals", "eval", "exec", "__import__")
+}
 _UNKNOWN_NAMES = {
     "os": frozenset(
         "listdir stat scandir walk urandom getrandom getpid getppid getcwd exists isfile isdir access readlink "
@@ -65,6 +69,7 @@ _GRADS, _BY_NAME = ("autograd", "func"), ("ATTR", "METHOD", "CONST")
 _UNKNOWN_ATTRIBUTES = {
     "cache_info": "how often a cache was asked",
     "__subclasses__": "which classes inherit from another",
+    "__globals__": "the names of another function's module",
     **dict.fromkeys(("__annotations__", "get_type_hints", "get_annotations"), "what is annotated"),
 }
 _FILES = frozenset("pathlib genericpath posixpath os io codecs tokenize gzip bz2 lzma zipfile tarfile".split())
@@ -73,11 +78,13 @@ _ASKS = frozenset("open stat lstat listdir scandir getcwd access readlink".split
 """What a function of such a module names that does so."""
 _ANY_NAME = frozenset(
     "vars dir __dict__ __getattribute__ attrgetter methodcaller deepcopy asdict astuple getmembers __getstate__ "
-    "__reduce_ex__ __slots__ fields".split()
+    "__reduce_ex__ __slots__ fields get_field".split()
 )
 """Code that uses these may read attributes that it does not name."""
-_OF_ANY_OBJECT = frozenset("argparse copy dataclasses inspect pickle pprint types typing".split())
+_OF_ANY_OBJECT = frozenset("argparse copy dataclasses inspect pickle pprint string types typing".split())
 """Modules of Python's own some of whose functions do so with the objects that they are given."""
+_TREES = "torch.utils._pytree"
+"""The module whose functions take dataclasses apart that are registered with it."""
 _FIELDS = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 """A field of a format that reads an attribute or an entry."""
 
@@ -85,8 +92,9 @@ _SYMBOL = re.compile(r"Sym(Int|Float|Bool|Node)|Scalar|GrowingList|symbolic_shap
 """What an error says that was raised for a symbol, where the number for which it stands would have done."""
 _FORMATS = frozenset(("format", "format_map"))
 _SHOWS = frozenset(("repr", "str", "format"))
-_COMPARES = frozenset(("count", "index", "remove"))
+_COMPARES = frozenset("count index remove eq ne hash set frozenset".split())
 _IDENTIFIES = frozenset(("id", "is_", "is_not"))
+_PATTERNS = "__match_args__"
 _OF_GLOBALS = frozenset("LOAD_GLOBAL STORE_GLOBAL DELETE_GLOBAL LOAD_NAME STORE_NAME DELETE_NAME".split())
 
 _LIBRARIES = frozenset(
@@ -140,26 +148,40 @@ def _look(code: CodeType, names: dict[str, Any]) -> _Code:
     identifies: tuple[tuple[str, ...], ...] = ()
     types: dict[int, str] = {}
     imports: tuple[tuple[str, int, tuple[str, ...]], ...] = ()
-    asks = Asked()
+    asks, asked_names = Asked(), code.co_names
     if users:
         steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "EXTENDED_ARG")]
         imports = tuple(_imports(steps))
         types = _asked_types(steps)
         asks = asked(steps, texts, code.co_names)
         loaded = tuple(dict.fromkeys(str(step.argval) for step in steps if step.opname in _OF_GLOBALS))
-        computes = not _ANY_NAME.isdisjoint(code.co_names) or _computed_name(steps)
-        shows = not _SHOWS.isdisjoint(code.co_names) or any(step.opname.startswith("FORMAT_") for step in steps)
+        computes = not _ANY_NAME.isdisjoint(code.co_names) or computes_name(steps) or _formats(steps)
+        shows = not _SHOWS.isdisjoint(code.co_names) or any(
+            step.opname.startswith("FORMAT_") or (step.opname == "BINARY_OP" and step.argrepr == "%") for step in steps
+        )
         compares = not _COMPARES.isdisjoint(code.co_names) or any(
-            step.opname == "CONTAINS_OP"
+            step.opname in ("CONTAINS_OP", "BUILD_SET", "SET_ADD")
             or (step.opname == "COMPARE_OP" and any(each in str(step.argval) for each in ("==", "!=")))
             for step in steps
         )
         identifies = tuple(_identified(code, steps))
+        if any(step.opname == "MATCH_CLASS" and step.arg for step in steps):  # a class pattern with positions
+            asked_names += (_PATTERNS,)
     elif str(names.get("__name__")).partition(".")[0] in _OF_ANY_OBJECT:
         computes = code.co_name in _ANY_NAME or not _ANY_NAME.isdisjoint(code.co_names)
-    found = _Code(code.co_names, loaded, texts, computes, shows, compares, identifies, users, imports, types, asks)
+    elif names.get("__name__") == _TREES and "getattr" in code.co_names:
+        computes = computes_name([step for step in dis.get_instructions(code) if step.opname != "CACHE"])
+    found = _Code(asked_names, loaded, texts, computes, shows, compares, identifies, users, imports, types, asks)
     _codes[id(code)] = code, found  # kept, so that no other code takes its id
     return found
+
+
+def _formats(steps: list[dis.Instruction]) -> bool:
+    """Whether a text that is no constant of the code may say which attributes are shown."""
+    return any(
+        step.argval in _FORMATS and step.opname.endswith(("_ATTR", "_METHOD")) and before.opname != "LOAD_CONST"
+        for before, step in itertools.pairwise(steps)
+    )
 
 
 def _imports(steps: list[dis.Instruction]) -> Iterator[tuple[str, int, tuple[str, ...]]]:
@@ -204,43 +226,6 @@ def _asked_types(steps: list[dis.Instruction]) -> dict[int, str]:
 
 _NO_OPERAND = ("CALL", "LOAD_ATTR", "LOAD_METHOD", "STORE", "RETURN", "BUILD", "COMPARE", "IS_OP")
 """What follows a `type` that is passed on, and not called."""
-
-
-def _computed_name(steps: list[dis.Instruction]) -> bool:
-    """Whether getattr or hasattr are called, or passed on, with a name that is no constant of the code."""
-    for at, step in enumerate(steps):
-        if step.opname not in ("LOAD_GLOBAL", "LOAD_NAME") or step.argval not in ("getattr", "hasattr"):
-            continue
-        call = next((i for i in range(at, len(steps)) if _closes(steps, at, i)), None)
-        if call is None:
-            return True
-    return False
-
-
-def _closes(steps: list[dis.Instruction], start: int, at: int) -> bool:
-    """Whether the step pushes all of the second operand of the call that starts at `start`, a constant."""
-    step = steps[at]
-    if step.opname != "LOAD_CONST" or not isinstance(step.argval, str):
-        return False
-    depth = 0
-    for earlier in steps[start + 1 : at]:
-        if "JUMP" in earlier.opname or earlier.opname in ("RETURN_VALUE", "FOR_ITER"):
-            return False
-        depth += dis.stack_effect(earlier.opcode, earlier.arg)
-        if depth <= 0:
-            return False
-    if depth != 1:
-        return False
-    depth = 2
-    for later in steps[at + 1 :]:
-        if later.opname == "CALL" and depth == later.arg:
-            return True
-        if later.opname == "PRECALL":
-            continue
-        depth += dis.stack_effect(later.opcode, later.arg)
-        if depth < 3 or "JUMP" in later.opname:  # it takes the constant
-            return False
-    return False
 
 
 class Entered:
@@ -379,10 +364,12 @@ class Entered:
         self.compares = self.compares or known.compares
         self.asks_which = self.asks_which or bool(known.identifies)
         self.identifies = self.identifies or any(_may_be_tuple(frame, names) for names in known.identifies)
-        self.library.names(known.names)
-        self.snapshot.enter((*known.names, *filter(str.isidentifier, known.texts)))
+        names = (*known.names, *filter(str.isidentifier, known.texts))
+        self.library.names(names)
+        self.snapshot.enter(names)
         self.snapshot.names(frame.f_globals, known.globals, known.names)
-        self.snapshot.names(frame.f_builtins, [name for name in known.globals if name not in frame.f_globals], ())
+        builtin = [name for name in known.globals if name not in frame.f_globals and name not in OF_A_NAME]
+        self.snapshot.names(frame.f_builtins, builtin, ())
         if "default_generator" in known.names:
             for name in _GENERATORS.intersection(known.names):
                 self.generator.setdefault(name, line_of(code, name))
@@ -434,6 +421,17 @@ class Entered:
         self.computes = self.computes or self.snapshot.computes
         if self.computes:
             self.snapshot.compute()
+        if _PATTERNS in self.attributes:
+            self._note_patterns()
+
+    def _note_patterns(self) -> None:
+        """Note the attributes that patterns of classes may have matched by position."""
+        for held in self.snapshot.held.values():
+            if isinstance(held, Class):
+                names = held.get(held.holder, _PATTERNS)
+                if type(names) is tuple:
+                    self.attributes.update(names)
+                    self.reads.by_position(names)
 
     def _of_library(self, code: CodeType, known: _Code, frame: FrameType) -> None:
         self.attributes.update(known.names, known.texts)
@@ -445,10 +443,13 @@ class Entered:
         if module == "torch.nn.utils.parametrize":  # within its `cached()`, weights that are computed are kept
             self.snapshot.names(frame.f_globals, ("_cache_enabled", "_cache"), ())
         caller = frame.f_back
-        if known.computes:
+        copies = module == "copy" and code.co_name == "copy"
+        if known.computes or copies:
             del self.met[id(code)]  # our own code calls it too
+            while caller is not None and _takes_any(caller.f_globals):
+                caller = caller.f_back
             if caller is not None and belongs_to_user(caller.f_code):
-                self.computes = True
+                self.computes = self.computes or not copies or kind_of(frame.f_locals["x"]) in (Attributes, Slots, Own)
         if module == "torch.random" and code.co_name in _GENERATORS and caller is not None:
             del self.met[id(code)]  # PyTorch's own code calls it too
             while caller.f_globals.get("__name__") in _WRAPPERS and caller.f_back is not None:
@@ -545,6 +546,12 @@ def _finds_names(frame: FrameType) -> bool:
     variables = frame.f_code.co_varnames
     module = frame.f_locals.get(variables[0]) if variables else None
     return isinstance(module, ModuleType) and type(module) is not ModuleType and not is_users_own_module(module)
+
+
+def _takes_any(names: dict[str, Any]) -> bool:
+    """Whether functions with these globals may read any attribute of what they are given."""
+    name = str(names.get("__name__"))
+    return name == _TREES or name.partition(".")[0] in _OF_ANY_OBJECT
 
 
 def _importing(names: dict[str, Any]) -> Any:

@@ -9,12 +9,13 @@ import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from types import CodeType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
 from monarch.compiler.states import StateKey
+from monarch.language.programs.held import is_program
 from monarch.language.recorder.optimizer_state import parameters
 from monarch.language.source import belongs_to_user
 from monarch.language.tensors.cell import Cell
@@ -106,9 +107,7 @@ class _Scan:
             return
         if depth > _DEPTH or len(self.seen) > _VALUES:
             return
-        if isinstance(value, (FunctionType, MethodType, functools.partial)) or hasattr(
-            type(value), "__wrapped_program__"
-        ):
+        if isinstance(value, (FunctionType, MethodType, functools.partial)) or is_program(cast("Any", type(value))):
             self.callable(value, name, depth)
             return
         if id(value) in self.seen:

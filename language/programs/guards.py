@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import torch
 
 from monarch.compiler.errors import ArgumentWritten, Source
-from monarch.language.programs import native
+from monarch.language.programs import containers, native
 from monarch.language.programs.checks import Found, compile_check
 from monarch.language.programs.classify import OPAQUE, kind_of
-from monarch.language.programs.containers import HAS_CLASS
+from monarch.language.programs.containers import HAS_CLASS, Own
 from monarch.language.programs.entered import Entered
 from monarch.language.programs.held import PLAIN, Attributes, Contents, Held, Slots
 from monarch.language.programs.kinds import ASKED, CLASS_MACHINERY, TOLD, Class, Function, Names, Tensor
@@ -150,7 +150,7 @@ class Guards:
             {
                 held.holder if isinstance(held, Class) else type(held.holder)
                 for held in snapshot.held.values()
-                if isinstance(held, (Attributes, Slots, Class))
+                if isinstance(held, (Attributes, Slots, Class, Own))
             }
         )
 
@@ -171,6 +171,10 @@ class Guards:
         self._codes: set[int] = set()
         self._aliases = Aliases()
         self._namespaces = sum(isinstance(held.holder, SimpleNamespace) for held in self._snapshot.held.values())
+        of_dicts = [held for held in self._snapshot.held.values() if isinstance(held, (containers.Mapping, Own))]
+        keys = (key for held in of_dicts for key in held.before[0])
+        self._keyed = {type(key() if isinstance(key, weakref.ref) else key) for key in keys}
+        """The classes of keys, of which a look-up asks which they are."""
         queue: list[tuple[Held, Path, Spot | None, Any]] = []
         self._values: set[Spot] = set()
         for path, value in roots:
@@ -328,7 +332,7 @@ class Guards:
         """Whether another object of its class will do too: the program puts one there that it has made, and never asks
         which it is."""
         by_identity = getattr(type(value), "__eq__", None) is object.__eq__
-        asks = self.entered.identifies or (self.entered.compares and by_identity)
+        asks = self.entered.identifies or (by_identity and (self.entered.compares or type(value) in self._keyed))
         return (id(held.holder), key) in self._written and not asks
 
     def _watch(self, node: Node, value: Any) -> None:

@@ -128,6 +128,12 @@ def has_dict(kind: Any) -> bool:
 
 
 @functools.cache
+def is_program(kind: Any) -> bool:
+    """Whether a class is that of programs. It is not asked, for a metaclass may answer what it likes."""
+    return any("__wrapped_program__" in vars(base) for base in kind.__mro__)
+
+
+@functools.cache
 def slots_of(kind: Any) -> tuple[tuple[str, Any], ...]:
     """The slots of a class, with their descriptors."""
     return tuple(

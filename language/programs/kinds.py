@@ -23,12 +23,12 @@ from monarch.language.source import is_installed, is_users_file
 from monarch.language.tensors.plain import LARGE
 from monarch.language.tensors.tensor import DistributedTensor
 
-TOLD = "@__name__", "@__qualname__", "@__doc__"
+TOLD = "@__name__", "@__qualname__", "@__doc__", "@__module__"
 """What functions and classes say of themselves, as keys."""
 
 
 def _told(holder: Any) -> list[Any]:
-    texts = holder.__name__, holder.__qualname__, holder.__doc__
+    texts = holder.__name__, holder.__qualname__, holder.__doc__, holder.__module__
     return [sys.intern(text) if type(text) is str else None for text in texts]  # some classes make theirs when asked
 
 
@@ -78,7 +78,8 @@ class Parts(Held):
         staticmethod: ("__func__",),
         classmethod: ("__func__",),
         functools.cached_property: ("func",),
-        types.BuiltinMethodType: ("__self__",),
+        types.BuiltinMethodType: ("__self__", "__name__"),
+        types.MethodWrapperType: ("__self__", "__name__"),
     }
 
     @classmethod
@@ -256,9 +257,9 @@ class Tensor(Held):
             holder._post_accumulate_grad_hooks,
         ]
         if not isinstance(holder, DistributedTensor) and holder.layout is torch.strided:
-            keys += ["_version", "data_ptr", "shape", "bytes"]
+            keys += _READ_ANEW
             address = _address(holder)
-            values += [holder._version, address, holder.shape, _bytes(holder) if address else b""]
+            values += [holder._version, address, holder.shape, _form(holder), _bytes(holder) if address else b""]
         for key, value in own.items():
             keys.append(key)
             values.append(value)
@@ -296,7 +297,12 @@ class Tensor(Held):
         return None if same_entries(self.before, (keys, now)) else (keys, now)
 
 
-_READ_ANEW = ("_version", "data_ptr", "shape", "bytes")
+_READ_ANEW = ("_version", "data_ptr", "shape", "form", "bytes")
+
+
+def _form(tensor: torch.Tensor) -> str:
+    """How a tensor reads its memory, which giving it a view of its own data (`w.data = w.data.t()`) changes alone."""
+    return f"{tensor.dtype}{tensor.stride()}{tensor.is_conj()}{tensor.is_neg()}"
 
 
 def _address(tensor: torch.Tensor) -> int:

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
+from monarch.language.programs.classify import HEAP, is_users_class
 from monarch.language.programs.identity import addresses
 
 _PATCHED = ("torch.nn.", "torch.optim.", "torch._tensor", "torch.functional")
@@ -33,7 +34,10 @@ class Library:
         """When all functions are noted, what reads them and the hooks again, and their addresses."""
         self._changed = False
         self._classes: dict[type, int] = {torch.Tensor: len(vars(torch.Tensor))}
-        """Classes with the number of their attributes: one that got another overrides an inherited one."""
+        """Classes with the number of their attributes: one that got another overrides an inherited one, or has what the
+        program asked for in vain."""
+        self._named: set[str] = set()
+        """The names in the user's code."""
         self._entries: list[Mapping[str, Any]] = []
         self._lengths: list[int] = []
         """The attributes of these classes, and their numbers, when all are noted."""
@@ -67,21 +71,25 @@ class Library:
             self._note(module, module, name)
 
     def names(self, names: Iterable[str]) -> None:
-        """Note the methods of tensors that the user's code may name."""
+        """Note names in the user's code: methods of tensors among them, and later attributes of classes."""
+        names = [*names]
+        self._named.update(names)
         for name in names:
             if name in vars(torch.Tensor):
                 self._note(torch.Tensor, vars(torch.Tensor), name)
 
     def classes(self, kinds: set[type]) -> None:
         """Note, when all functions are, the classes whose instances, or which themselves, a program reaches: their
-        bases, and the methods of PyTorch's modules and optimizers."""
+        bases, the methods of PyTorch's modules and optimizers, and what else libraries' classes have that the user's
+        code names."""
         for base in {base for kind in kinds for base in kind.__mro__}:
-            if not str(base.__module__).startswith(_PATCHED):
+            is_patched = str(base.__module__).startswith(_PATCHED)
+            if not is_patched:
                 self._bases[base] = base.__bases__
-            elif base not in self._classes:
-                self._classes[base] = len(vars(base))
-                for name, value in vars(base).items() if base not in _BASES else ():
-                    if callable(value):
+            if is_patched or (base.__flags__ & HEAP and not is_users_class(base)):
+                self._classes.setdefault(base, len(vars(base)))
+                for name, value in vars(base).items():
+                    if name in self._named or (is_patched and base not in _BASES and callable(value)):
                         self._note(base, vars(base), name)
         for owner in (torch.Tensor, *_BASES):  # what was replaced is not entered as PyTorch's own
             for name, value in vars(owner).items():

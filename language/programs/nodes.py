@@ -131,7 +131,9 @@ class Node:
             del keys[at], values[at]
         if kind is Slots or kind is Function:
             found = dict(zip(keys, values, strict=True))
-            return None if len(found) != self.length else [found.get(key, MISSING) for key in self.keys]
+            if len(found) != self.length or not self.absent.isdisjoint(found):
+                return None
+            return [found.get(key, MISSING) for key in self.keys]
         if len(keys) != len(self.keys):
             return None
         for was, now in zip(self.keys, keys, strict=True):

@@ -43,7 +43,7 @@ def _nodes(value: Any) -> Iterator[Any]:
     kind = type(value)
     if kind is tuple or kind in _KINDS:
         children: Any = value.values() if isinstance(value, dict) else value
-    elif kind in pytree.SUPPORTED_NODES or pytree.is_namedtuple(value):
+    elif kind in pytree.SUPPORTED_NODES or pytree.is_namedtuple_class(kind):
         children = _children(value)
     else:
         return

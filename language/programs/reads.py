@@ -14,17 +14,23 @@ import inspect
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 from monarch.language.programs.classify import is_made_of_python, is_users_class, kind_of
-from monarch.language.programs.held import PLAIN, Attributes, Held, Slots
+from monarch.language.programs.containers import Attribute
+from monarch.language.programs.held import MISSING, PLAIN, Attributes, Held, Slots
 from monarch.language.programs.kinds import Class, Function, Names, Parts, Tensor
 from monarch.language.source import is_users_file
 
 _BY_HAND = frozenset("__setattr__ __delattr__ __get__ __set__ __delete__".split())
 """Code that names one of these may set an attribute, or read one, that it names nowhere."""
 _SETS = ("STORE_ATTR", "DELETE_ATTR")
+_OF_C = frozenset(("func", "value", "args", "keywords"))
+"""Attributes by which C code, and members of enums, have the objects that they were given."""
+_READ, _SET = ("getattr", "hasattr"), ("setattr", "delattr")
+OF_A_NAME = *_READ, *_SET
+"""Builtins whose calls are looked at: most show the name."""
 _STORES = (*_SETS, "STORE_GLOBAL", "DELETE_GLOBAL", "STORE_NAME", "DELETE_NAME")
 FORWARDS = frozenset("contextlib functools torch.utils._contextlib torch._dynamo.eval_frame".split())
 """Modules whose functions only hand on what they are given, to functions that they call."""
@@ -38,8 +44,11 @@ class Asked:
     of: frozenset[tuple[str, str]] = frozenset()
     """Pairs of an owner, which is a global or an attribute, and the name of its attribute."""
     stores: frozenset[str] = frozenset()
-    """The globals and attributes to which it gives another value."""
+    """The globals and attributes to which it may give another value, also by a keyword (`SimpleNamespace(best=x)`)."""
     by_hand: bool = False
+    """Whether it may set an attribute by a name that it does not show."""
+    spreads: bool = False
+    """Whether it calls something with the entries of a dict, which makes them attributes of a namespace."""
     passed: frozenset[str] = frozenset()
     """The globals that it reads other than for an attribute."""
 
@@ -54,7 +63,8 @@ class Asked:
 
 def asked(steps: Sequence[dis.Instruction], texts: Sequence[str], names: Sequence[str]) -> Asked:
     """What a code of these instructions, texts and names asks for."""
-    free, of, stores = {text for text in texts if text.isidentifier()}, set(), set()
+    free, of = {text for text in texts if text.isidentifier()}, set()
+    stores = {*free}
     ends = ("_ATTR", "_METHOD")
     passed = {
         str(step.argval)
@@ -72,7 +82,46 @@ def asked(steps: Sequence[dis.Instruction], texts: Sequence[str], names: Sequenc
             free.add(name)
         else:
             of.add((str(before.argval), name))
-    return Asked(frozenset(free), frozenset(of), frozenset(stores), not _BY_HAND.isdisjoint(names), frozenset(passed))
+    by_hand = not _BY_HAND.isdisjoint(names) or computes_name(steps, _SET)
+    spreads = any(step.opname == "CALL_FUNCTION_EX" and step.arg == 1 for step in steps)
+    return Asked(frozenset(free), frozenset(of), frozenset(stores), by_hand, spreads, frozenset(passed))
+
+
+def computes_name(steps: Sequence[dis.Instruction], functions: tuple[str, ...] = _READ) -> bool:
+    """Whether one of these functions is called, or passed on, with a name that is no constant of the code."""
+    for at, step in enumerate(steps):
+        if not step.opname.startswith("LOAD_") or step.argval not in functions:
+            continue
+        call = next((i for i in range(at, len(steps)) if _closes(steps, at, i)), None)
+        if call is None:
+            return True
+    return False
+
+
+def _closes(steps: Sequence[dis.Instruction], start: int, at: int) -> bool:
+    """Whether the step pushes all of the second operand of the call that starts at `start`, a constant."""
+    step = steps[at]
+    if step.opname != "LOAD_CONST" or not isinstance(step.argval, str):
+        return False
+    depth = 0
+    for earlier in steps[start + 1 : at]:
+        if "JUMP" in earlier.opname or earlier.opname in ("RETURN_VALUE", "FOR_ITER"):
+            return False
+        depth += dis.stack_effect(earlier.opcode, earlier.arg)
+        if depth <= 0:
+            return False
+    if depth != 1:
+        return False
+    depth = 2
+    for later in steps[at + 1 :]:
+        if later.opname == "CALL" and depth == later.arg:
+            return True
+        if later.opname == "PRECALL":
+            continue
+        depth += dis.stack_effect(later.opcode, later.arg)
+        if depth < 3 or "JUMP" in later.opname:  # it takes the constant
+            return False
+    return False
 
 
 class Reads:
@@ -83,7 +132,7 @@ class Reads:
         self._of: dict[str, set[str]] = {}
         self._stores: set[str] = set()
         self._library: set[str] = set()
-        self._by_hand = False
+        self._by_hand = self._spreads = False
         self._given: set[int] = set()
         """The user's own objects, by id, that functions of libraries were given."""
 
@@ -92,8 +141,13 @@ class Reads:
         self._free |= code.free
         self._stores |= code.stores
         self._by_hand = self._by_hand or code.by_hand
+        self._spreads = self._spreads or code.spreads
         for owner, name in code.of:
             self._of.setdefault(owner, set()).add(name)
+
+    def by_position(self, names: Sequence[str]) -> None:
+        """Note attributes that are read of any object, by names that no code shows."""
+        self._free.update(names)
 
     def of_library(self, names: Sequence[str]) -> None:
         """Note the names in a function of a library's."""
@@ -120,18 +174,22 @@ class Reads:
     def within(self, held: Mapping[int, Held]) -> Known:
         """What follows for the objects that the trace has met."""
         called: dict[int, set[str]] = {}
-        computed: set[str] = set()
+        computed, by_hand = {*_OF_C}, self._by_hand
         for each in held.values():
             for key, value in zip(*each.before, strict=True):
-                if type(key) is str and type(value) not in PLAIN:
-                    called.setdefault(id(value), set()).add(key)
+                name = key.name if type(key) is Attribute else key
+                if type(name) is str and type(value) not in PLAIN:
+                    called.setdefault(id(value), set()).add(name.removeprefix("."))  # one of a function's attributes
+            by_hand = by_hand or (self._spreads and any(value is SimpleNamespace for value in each.before[1]))
             if isinstance(each, Class):
                 computed.update(key for key in each.before[0] if type(key) is str)
+            elif isinstance(each, Names) and isinstance(each.holder, ModuleType) and "__getattr__" in vars(each.holder):
+                computed.update(key for key, value in zip(*each.before, strict=True) if value is MISSING)
         free = set(self._free)
         for owner, names in self._of.items():
             if owner in computed or owner in self._stores or "__getattr__" in computed:
                 free |= names
-        return Known(free, self._of, called, self._library, None if self._by_hand else _reached(self._given, held))
+        return Known(free, self._of, called, self._library, None if by_hand else _reached(self._given, held))
 
 
 @dataclass

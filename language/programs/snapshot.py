@@ -7,10 +7,11 @@ such object had. So the trace can be undone, what it has changed is known, and g
 
 from __future__ import annotations
 
+import operator
 import pickle
 from collections.abc import Iterable
 from decimal import Decimal
-from types import BuiltinFunctionType, ModuleType
+from types import BuiltinFunctionType, MethodDescriptorType, MethodWrapperType, ModuleType, WrapperDescriptorType
 from typing import Any
 
 from monarch.language.programs.classify import is_users_class, kind_of
@@ -21,7 +22,10 @@ from monarch.language.programs.settings import DECIMAL, Set
 
 MOST_HELD = 100_000
 """So many objects are looked at for one trace."""
-_BY_ANY_NAME = (getattr, hasattr, vars, dir, pickle.dumps, pickle.dump)
+_BY_ANY_NAME = (getattr, hasattr, setattr, delattr, vars, dir, pickle.dumps, pickle.dump, operator.eq, operator.ne)
+_METHODS_BY_ANY_NAME = frozenset("__getattribute__ __getstate__ __reduce_ex__ __reduce__ __dir__".split())
+"""Those of every object, where a program has one without naming it: `get = config.__getattribute__`."""
+_FUNCTIONS = (BuiltinFunctionType, MethodWrapperType, WrapperDescriptorType, MethodDescriptorType)
 MOST_PLAIN = 100
 """A list of a library's with more entries is taken for constant."""
 
@@ -51,11 +55,10 @@ class Snapshot:
             kind = kind_of(value)
             if kind is Names:
                 self._module(value)
+            self.computes = self.computes or _reads_any_name(value)
             if kind is None or isinstance(kind, str) or kind is Names:
                 if type(value) is Decimal or value is Decimal:
                     self.note(Set(DECIMAL))
-                if type(value) is BuiltinFunctionType and value in _BY_ANY_NAME:
-                    self.computes = True
                 continue
             if len(self.held) >= MOST_HELD:
                 self.full = True
@@ -111,7 +114,7 @@ class Snapshot:
                     self._named.add((id(value), id(inner)))
                     self._keep.append(inner)
                     self.names(value, inner, inner)
-            elif own or is_users_module(holder) or name == "environ" or _holds_plain(value):
+            elif own or is_users_module(holder) or name == "environ" or _holds_plain(value) or _reads_any_name(value):
                 self.visit(value)
 
     def restore(self) -> None:
@@ -127,6 +130,14 @@ class Snapshot:
             if now is not None:
                 found.append((held, now))
         return found
+
+
+def _reads_any_name(value: Any) -> bool:
+    """Whether it is a function of C's that reads attributes by names that no code shows."""
+    if type(value) not in _FUNCTIONS:
+        return False
+    formats = isinstance(getattr(value, "__self__", None), str)  # `show = "{0.rate}".format`
+    return formats or value in _BY_ANY_NAME or value.__name__ in _METHODS_BY_ANY_NAME
 
 
 def _holds_plain(value: Any) -> bool:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
-from monarch.language import Mesh, distribute, module_to_mesh, program
+from monarch.language import Mesh, Program, distribute, module_to_mesh, program
 
 PLAIN = (int, float, str, bytes, complex, bool, type(None), torch.dtype, range, slice)
 _MACHINERY = ("_ref", "_is_param", "_backward_hooks")
@@ -63,7 +63,7 @@ class Seen:
             return type(value).__name__, str(value)
         if isinstance(value, PLAIN):
             return type(value).__name__, value
-        if hasattr(type(value), "__wrapped_program__"):
+        if isinstance(value, Program):
             return self(value.__wrapped__)
         if id(value) in self.numbers:
             return "object", self.numbers[id(value)]

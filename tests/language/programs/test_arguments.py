@@ -11,7 +11,7 @@ import re
 import weakref
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -417,3 +417,13 @@ def test_an_argument_that_is_computed_from_what_the_program_reads_is_refused_whe
         return h * w
 
     assert forward(w * 2).tolist() == [0.0, 2.0, 8.0]
+
+
+class Loss(NamedTuple):
+    value: Any
+    weight: float = 2.0
+
+
+def test_a_class_of_named_tuples_is_an_argument(mesh: Mesh) -> None:
+    step = program(lambda kind, x: kind(x).value * kind(x).weight, mesh=mesh)
+    assert step(Loss, torch.ones(1)).tolist() == [2.0]

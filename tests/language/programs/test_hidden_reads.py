@@ -310,6 +310,17 @@ def test_what_an_installed_package_loads_is_not_read_at_each_call(mesh: Mesh) ->
             assert step(x).full_tensor().tolist() == pytest.approx([math.tau] * 4)
 
 
+@pytest.mark.parametrize("view", [torch.t, torch.conj, lambda w: torch._neg_view(w)])
+def test_a_plain_tensor_that_reads_its_memory_in_another_way(mesh: Mesh, view: Callable[..., torch.Tensor]) -> None:
+    weight = torch.arange(4.0).view(2, 2) + 1j * torch.ones(2, 2)
+    step = program(lambda x: x.sum() * weight, mesh=mesh)
+    x = torch.ones(2)
+    for call in range(6):
+        if call == 4:
+            weight.data = view(weight.data)
+        assert step(distribute(x, mesh)).full_tensor().tolist() == (x.sum() * weight).tolist()
+
+
 def test_a_plain_tensor_s_data_outside_of_programs(mesh: Mesh) -> None:
     x, array = distribute(torch.ones(4), mesh), np.ones(4, dtype=np.float32)
     mask = torch.from_numpy(array)

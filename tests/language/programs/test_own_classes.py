@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import collections
+import enum
 import functools
+import types
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
 from monarch.language import Mesh, distribute, program
+from tests.language.alike import assert_alike, nothing
 
 pytestmark = pytest.mark.filterwarnings("ignore::monarch.language.errors.TracedAgainWarning")
 
@@ -138,3 +144,73 @@ def test_another_name_in_the_place_of_one_that_is_not_read_is_noticed(mesh: Mesh
         assert [call(x).item(), ask(x).item()] == [7.0, 15.0]
     finally:
         del Patched.__call__
+
+
+class Marker:
+    """An object that is itself alone."""
+
+
+@pytest.mark.parametrize("asked", ["a dict", "a weak dict", "a set"])
+def test_which_object_is_a_key_is_asked_of_one_that_the_program_replaces(mesh: Mesh, asked: str) -> None:
+    def case(w: dict[str, Any]) -> Any:
+        first, second = Marker(), Marker()
+        table = {first: 2.0, second: 3.0}
+        weak = weakref.WeakKeyDictionary(table)
+        kept = types.SimpleNamespace(now=first)
+
+        def step(x: Any) -> Any:
+            found = table.get(kept.now, 1.0) if asked == "a dict" else weak.get(kept.now, 1.0)
+            found = len({kept.now, first}) if asked == "a set" else found
+            kept.now = Marker()
+            return x * found
+
+        return step, lambda call: setattr(kept, "now", (second, first, Marker())[call % 3])
+
+    assert_alike(case, mesh)
+
+
+OF_LIBRARIES: dict[str, tuple[type, Callable[[dict[str, Any]], Any]]] = {
+    "a layer": (torch.nn.Linear, lambda w: w["m"]),
+    "any module": (torch.nn.Module, lambda w: w["m"]),
+    "an optimizer": (torch.optim.Optimizer, lambda w: w["o"]),
+    "a counter": (collections.Counter, lambda w: COUNTER),
+    "an enum": (enum.Enum, lambda w: Mode.ON),
+}
+COUNTER = collections.Counter("abc")
+
+
+class Mode(enum.Enum):
+    ON = 1
+
+
+@pytest.mark.parametrize("of", OF_LIBRARIES)
+def test_what_a_user_gives_classes_of_libraries_is_noticed(of: str, mesh: Mesh) -> None:
+    kind, found = OF_LIBRARIES[of]
+
+    def case(w: dict[str, Any]) -> Any:
+        def step(x: Any) -> Any:
+            return x * getattr(found(w), "users_own", 1.0) + len(COUNTER.most_common())
+
+        def make(call: int) -> torch.Tensor:
+            if call in (0, 5) and hasattr(kind, "users_own"):
+                del kind.users_own
+            elif 0 < call < 5:
+                kind.users_own = call // 2 + 2.0  # type: ignore[attr-defined]
+            return torch.ones(2)
+
+        return step, nothing, make
+
+    try:
+        assert_alike(case, mesh)
+    finally:
+        if hasattr(kind, "users_own"):
+            del kind.users_own
+
+
+def test_a_method_of_python_s_own_library_that_is_replaced(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = collections.Counter("aab")
+    step = program(lambda x: x * len(counted.most_common()), mesh=mesh)
+    x = torch.ones(1)
+    assert [step(x).item() for _ in range(4)] == [2.0] * 4
+    monkeypatch.setattr(collections.Counter, "most_common", lambda self: [1, 2, 3])
+    assert step(x).item() == 3.0
