@@ -35,7 +35,7 @@ import stat
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -365,21 +365,20 @@ def main(control: int, controller: int, expected: str) -> NoReturn:
 
 def _close_all_but(control: int) -> None:
     """Files that the controller has open are none of the workers' business: a pipe that they kept open would not end.
-    But the user's Python objects, such as the handlers of a log, are there still: their files that have a name stay
-    open, or else such an object would write into the file that gets the number next."""
+    But the user's Python objects, such as sockets and the handlers of a log, are there still, and would write into the
+    file that gets the number next, or close it: files that have a name stay open, and /dev/null replaces all others."""
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
-    first = 3
-    for kept in sorted({control, *_named_files()}):
-        os.closerange(first, kept)
-        first = kept + 1
-    os.closerange(first, os.sysconf("SC_OPEN_MAX"))
+    for taken in sorted(map(int, os.listdir("/proc/self/fd"))):
+        if taken > 2 and taken != control and _is_foreign(taken):
+            os.dup2(null, taken, inheritable=False)
 
 
-def _named_files() -> Iterator[int]:
-    """Open files that are in a folder, but for the standard ones: no sockets, pipes or shared memory."""
-    for name in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # the one by which they are listed
-            about = os.fstat(int(name))
-            if int(name) > 2 and stat.S_ISREG(about.st_mode) and about.st_nlink:
-                yield int(name)
+def _is_foreign(file: int) -> bool:
+    """Whether an open file is a socket, a pipe, shared memory or a device: neither a file in a folder nor /dev/null."""
+    try:
+        about = os.fstat(file)
+    except OSError:  # the one by which they were listed
+        return False
+    named = stat.S_ISREG(about.st_mode) and about.st_nlink
+    return not named and about.st_rdev != os.stat(os.devnull).st_rdev

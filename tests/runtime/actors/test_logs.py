@@ -148,12 +148,16 @@ def test_without_a_handler_warnings_are_printed_with_a_prefix(capsys: pytest.Cap
 
 
 HOLDER = """
-import logging, os, sys
+import logging, os, socket, sys
 from monarch.actor import Actor, endpoint
 
 handler = logging.FileHandler("log")
 logging.getLogger().addHandler(handler)
 own = open("own", "w")
+nowhere = logging.FileHandler(os.devnull)  # as pytest has one
+logging.getLogger().addHandler(nowhere)
+ends, pipe = socket.socketpair(), os.pipe()
+numbers = [nowhere.stream.fileno(), *(end.fileno() for end in ends), *pipe]
 
 class Writer(Actor):
     @endpoint
@@ -164,17 +168,29 @@ class Writer(Actor):
         own.write("written")
         own.flush()
         return os.fstat(own.fileno()).st_ino
+
+    @endpoint
+    def others(self) -> list[str]:
+        return [os.readlink(f"/proc/self/fd/{number}") for number in numbers]
+
+    @endpoint
+    def close(self) -> None:
+        for end in ends:
+            end.close()
 """
 PROGRAM = """
-from holder import Writer, os, own
+from holder import Writer, numbers, os, own
 from monarch.actor import this_host
 writer = this_host().spawn_procs().spawn("writer", Writer)
+assert (found := writer.others.call_one().get(30)) == [os.devnull] * len(numbers), found
+writer.close.call_one().get(30)
 assert writer.write.call_one().get(30) == os.fstat(own.fileno()).st_ino
 """
 
 
 def test_files_that_were_open_when_the_first_process_was_started_are_what_they_were(tmp_path: Path) -> None:
-    """Were they closed there, what has such a number next, such as a socket, would be written into."""
+    """Were they closed there, what has such a number next, such as a socket, would be written into or closed. Those
+    without a name are empty ones there, under the same numbers: the user's objects hold these."""
     (tmp_path / "holder.py").write_text(HOLDER)
     done = python.run("-c", PROGRAM, capture_output=True, text=True, timeout=2 * WAIT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
