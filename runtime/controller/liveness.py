@@ -185,8 +185,7 @@ class Watch:
 
 
 def say(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
+    print(text, end="", file=sys.stderr, flush=True)  # to nowhere where there is no such stream
 
 
 _lock = threading.Lock()

@@ -13,6 +13,7 @@ import select
 import socket
 import struct
 import sys
+from contextlib import suppress
 
 LAST_LINES, LAST_BYTES = 20, 4 << 10
 """So many bytes of a worker's last output are kept."""
@@ -21,6 +22,23 @@ _CHUNK = 4096  # as much as a pipe that poll calls writable takes without blocki
 _AT_ONCE = 1024
 """So many chunks are moved before the warm parent looks at other things: more than the sockets hold."""
 _CREDENTIALS = struct.Struct("=iii")
+
+
+def flush_streams() -> None:
+    """Write out what this process has printed, where it can print at all."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, ValueError):  # there is none, or the program has closed it
+            stream.flush()
+
+
+def open_standard_files() -> None:
+    """Have 0, 1 and 2 be open in a program that was started without (`<&- >&-`): what is opened next would have their
+    numbers, and what processes print would be written into it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free is this one
 
 
 def renew_streams() -> None:

@@ -22,6 +22,7 @@ import torch
 
 from monarch.compiler.plan import MeshSpec, MonarchError
 from monarch.runtime.processes.importing import refuse_while_importing
+from monarch.runtime.processes.output import flush_streams, open_standard_files
 from monarch.runtime.processes.roles import WORKER, WORKER_ACROSS_HOSTS
 from monarch.runtime.processes.warm import FILES_A_PACKET, PACKET_BYTES, fresh, run
 
@@ -56,10 +57,10 @@ class WarmParent:
         """Messages that were read, and not handed out yet."""
         self._number = -1
         self._fresh: subprocess.Popen[bytes] | None = None
+        open_standard_files()
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         controller = os.getpid()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_streams()
         if can_fork():
             with warnings.catch_warnings():
                 # Other threads are no danger: the child runs no code but ours, and replaces no lock that they may hold.

@@ -367,11 +367,18 @@ def _close_all_but(control: int) -> None:
     """Files that the controller has open are none of the workers' business: a pipe that they kept open would not end.
     But the user's Python objects, such as sockets and the handlers of a log, are there still, and would write into the
     file that gets the number next, or close it: files that have a name stay open, and /dev/null replaces all others."""
-    null = os.open(os.devnull, os.O_RDONLY)
+    null, nowhere = os.open(os.devnull, os.O_RDONLY), os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 0)
-    for taken in sorted(map(int, os.listdir("/proc/self/fd"))):
+    for number, stream in ((1, sys.__stdout__), (2, sys.__stderr__)):
+        if stream is None:  # what has the number is a file of the program's
+            os.dup2(nowhere, number)
+    for taken in map(int, os.listdir("/proc/self/fd")):
         if taken > 2 and taken != control and _is_foreign(taken):
-            os.dup2(null, taken, inheritable=False)
+            try:
+                os.dup2(null, taken, inheritable=False)
+            except OSError:  # above the limit on open files by now: nothing gets the number again
+                os.close(taken)
+    os.close(nowhere)
 
 
 def _is_foreign(file: int) -> bool:

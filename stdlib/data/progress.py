@@ -18,7 +18,7 @@ class Progress:
 
     def __init__(self, shown: bool | None) -> None:
         """`shown` is None for: where somebody looks on."""
-        self._terminal = sys.stderr.isatty()
+        self._terminal = sys.stderr is not None and sys.stderr.isatty()
         shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
         self._notebook = shell is not None and hasattr(shell, "kernel")
         self._shown = (self._terminal or self._notebook) if shown is None else shown

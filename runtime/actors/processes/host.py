@@ -501,8 +501,7 @@ class Root(Process):
     def write(self, error: bool, line: str) -> None:
         file = sys.stderr if error else sys.stdout
         with suppress(ValueError, OSError):  # a closed file: there is nobody to read it
-            file.write(f"{line}\n")
-            file.flush()
+            print(line, file=file, flush=True)
 
     def unhandled(self, failure: MeshFailure) -> None:
         """Nobody has dealt with a failure: that is the end of the program, unless the user's hook thinks otherwise."""
@@ -512,7 +511,7 @@ class Root(Process):
         except SystemExit as exit:
             code = exit.code if isinstance(exit.code, int) else 1
             if isinstance(exit.code, str):
-                sys.stderr.write(f"{exit.code}\n")
+                print(exit.code, file=sys.stderr)
         except BaseException:
             sys.excepthook(*sys.exc_info())
             code = 1
@@ -546,8 +545,7 @@ class Root(Process):
 
 def _exit_hook(failure: MeshFailure) -> None:
     """Print the failure and end the program with status 1, by SystemExit: the default of `fault_hook`."""
-    sys.stderr.write(f"Unhandled failure of {failure.report()}\n")
-    sys.stderr.flush()
+    print(f"Unhandled failure of {failure.report()}", file=sys.stderr, flush=True)
     raise SystemExit(1)
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -101,3 +102,36 @@ def test_the_error_of_a_worker_that_crashes_shows_its_last_lines(where: str) -> 
         for error in (info.value, pickle.loads(pickle.dumps(info.value))):
             assert "Extension modules" in error.log  # the end of what a crash of Python's prints
             assert "the worker's last lines:" in error.hint and error.log.splitlines()[-1] in error.hint
+
+
+def test_processes_start_and_print_in_a_program_without_standard_files(tmp_path: Path) -> None:
+    """What the program opens first has their numbers, and is not printed into."""
+    (tmp_path / "program.py").write_text(
+        textwrap.dedent(
+            """
+            files = [open(name, "w") for name in ("zero", "one")]
+            from monarch.actor import Actor, endpoint, this_host
+            from monarch.distributed import Mesh
+            import monarch, os, sys, torch
+
+            assert [file.fileno() for file in files] == [0, 1] and sys.stdout is None
+
+            class Printer(Actor):
+                @endpoint
+                def say(self) -> int:
+                    print("hello", flush=True)
+                    os.write(2, b"and hello")
+                    return 1
+
+            mesh = Mesh(data=2)
+            x = monarch.distribute(torch.ones(4), mesh, "[@data]")
+            said = this_host().spawn_procs().spawn("printer", Printer).say.call_one().get(30)
+            files[1].write(f"{x.sum().item()} {said}")
+            """
+        )
+    )
+    command = ["sh", "-c", 'exec "$0" program.py <&- >&- 2>&-', sys.executable]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=60)
+    assert done.returncode == 0
+    assert (tmp_path / "one").read_text() == "4.0 1" and not (tmp_path / "zero").read_text()

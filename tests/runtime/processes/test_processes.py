@@ -363,12 +363,16 @@ def test_a_forked_child_of_the_controller_leaves_the_mesh_alone() -> None:
 
 def test_workers_keep_no_file_of_the_controllers_open() -> None:
     process, pids = program("""
+        import fcntl, resource
         read, write = os.pipe()
+        above = fcntl.fcntl(write, fcntl.F_DUPFD, 500)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (400, 400))
         from monarch.runtime.processes import parent as processes
         processes._all.clear()  # a new warm parent, forked while the pipe is open
         other = MeshExecutor(MeshSpec.of(data=2))
         other.wait(all_reduces(other, 1))
         os.close(write)
+        os.close(above)
         print(os.read(read, 1) == b'', flush=True)
         processes.warm_parent().close()
     """)
