@@ -42,7 +42,7 @@ class Attempt:
         workers, and waits for the rest."""
         mesh, self.mesh = self.mesh, None
         try:
-            if mesh is not None:
+            if mesh is not None and not self.given:
                 mesh.settle()
         finally:
             with HandlersLater(ctrl_c=ALL):
