@@ -310,8 +310,9 @@ def _trace(
     stand_ins = StandIns(recording, snapshot)
 
     def undo() -> None:
-        watch.restore()  # which may have noted an optimizer with stand-ins
         stand_ins.take_back()
+        watch.restore()
+        stand_ins.take_back()  # of an optimizer that was noted with them
         snapshot.restore()
         for each in of_caller:
             each.give_back()

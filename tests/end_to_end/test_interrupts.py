@@ -140,7 +140,7 @@ def test_ctrl_c_gives_up_the_step_that_is_waited_for_and_those_behind_it(where: 
                 never[0].item()
             assert loops.calls == times - 1 and loops.total.item() == times - 1 and before.item() == 1.0
             for result in never:
-                with pytest.raises(monarch.exceptions.DeviceMeshError, match="was given up"):
+                with pytest.raises(monarch.exceptions.DeviceMeshError, match="was aborted"):
                     result.item()
             assert loops.step(1.0).item() == 1.0
             assert loops.calls == times and loops.total.item() == times
@@ -176,7 +176,7 @@ def test_ctrl_c_leaves_the_steps_of_other_parts(where: str, tmp_path: Path) -> N
 
 
 def test_a_worker_dies_after_ctrl_c() -> None:
-    """What was given up is not given up again, nor is what has its numbers in the new session."""
+    """What was aborted is not given up again, nor is what has its numbers in the new session."""
     with Mesh(data=2) as mesh:
         loops = Loops(mesh)
         assert loops.step(1.0).item() == 1.0
@@ -225,7 +225,7 @@ def test_ctrl_c_ends_many_ops_between_two_of_them() -> None:
         with ctrl_c(Mesh.fetch):
             result = step(x)
             result.item()
-        with pytest.raises(monarch.exceptions.DeviceMeshError, match="was given up"):
+        with pytest.raises(monarch.exceptions.DeviceMeshError, match="was aborted"):
             result.item()
         assert (x + 1).sum().item() == 2 * 512 * 512
 

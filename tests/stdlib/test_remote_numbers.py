@@ -267,7 +267,7 @@ def test_gradients_through_an_autograd_function_of_remote_ones(mesh: Mesh) -> No
     ("function", "propagate", "values", "said"),
     [
         (_first, first_n, range(1, 20), r"'n' \(8 now; `propagate` needs"),
-        (_named, alike, "abcdefghijkl", r"'word' \('h' now; pass what"),
+        (_named, alike, "abcdefghijkl", r"'word' \('h' now; pass changing"),
     ],
 )
 def test_the_eighth_value_of_what_stays_in_the_op_warns(

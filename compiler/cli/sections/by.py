@@ -41,7 +41,7 @@ def show(out: Console, plan: Plan, by: str, sort: str = "time") -> None:
     total = sum(cost(row) for row in rows)
     unit = duration if sort == "time" else size
     of = {"time": "estimated", "bytes": "sent", "memory": "at the peak"}[sort]
-    heading(out, f"by {by}", f"what a step costs a worker: {unit(total)} {of} in all", first=True)
+    heading(out, f"by {by}", f"a step's cost for a worker: {unit(total)} {of} in all", first=True)
     cells: list[tuple[object, ...]] = []
     for row in rows[:_SHOWN]:
         share = cost(row) / total if total else 0.0

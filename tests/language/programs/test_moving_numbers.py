@@ -375,5 +375,5 @@ def test_a_number_whose_value_the_program_needs_is_said(mesh: Mesh) -> None:
         state.n += 1
         return x.new_zeros(state.n)
 
-    with pytest.warns(TracedAgainWarning, match="'n' is another at each call"):
+    with pytest.warns(TracedAgainWarning, match="'n' differs at each call"):
         assert [len(step(torch.ones(1))) for _ in range(14)] == [*range(1, 15)]

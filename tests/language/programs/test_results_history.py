@@ -143,9 +143,9 @@ def test_a_tensor_that_is_left_with_its_history_is_named(
 
     for _ in range(9):
         step(torch.ones(4))
-    said = [str(each.message) for each in recwarn if "traced again at each call" in str(each.message)]
+    said = [str(each.message) for each in recwarn if "traced at each call" in str(each.message)]
     assert len(traces) == (2 if detached else 9) and len(said) == (not detached)
-    assert detached or "'loss' is another at each call, and a tensor with a history: leave loss.detach()" in said[0]
+    assert detached or "'loss' differs at each call, and a tensor with a history: leave loss.detach()" in said[0]
 
 
 def test_a_loop_that_passes_results_on_keeps_none_of_them(w: torch.Tensor, mesh: Mesh) -> None:

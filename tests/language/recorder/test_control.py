@@ -344,7 +344,7 @@ def test_a_checkpoint_within_reads_what_is_outside_and_none_stands_around_it() -
         for function in (branch, loop):
             for found, expected in zip(step(function), gradients(function, x.clone(), w.clone()), strict=True):
                 torch.testing.assert_close(found.full_tensor(), expected)
-        with pytest.raises(ProgramError, match="a checkpoint computes true_fn of cond again"):
+        with pytest.raises(ProgramError, match="a checkpoint recomputes true_fn of cond"):
             step(lambda x, w: checkpoint(branch, x, w, use_reentrant=False))
 
 

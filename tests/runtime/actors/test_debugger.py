@@ -78,7 +78,7 @@ def test_an_attached_actor_goes_on_and_the_console_is_free_again() -> None:
         reply = trainer.step.call_one(batch)
         desk().get(WAIT).wait.call_one(1).get(WAIT)
         shown(user, "attach trainer")
-        assert shown(user, "continue") == "trainer 0 went on\n"
+        assert shown(user, "continue") == "trainer 0 continued\n"
         assert user.prompt == "monarch> " and reply.get(WAIT) == 2 * batch + 1
 
 
@@ -156,7 +156,7 @@ def test_from_another_terminal(tmp_path: Path) -> None:
     command = ["-c", "from monarch.compiler.cli.hosts import main; main()", "debug", os.getpid()]
     typed = "list\nattach trainer\np loss\nloss = 50\ncontinue\n"
     done = python.run(*command, input=typed, capture_output=True, text=True, timeout=60, check=True)
-    assert "trainer 0" in done.stdout and "trainer 0> 6\n" in done.stdout and "trainer 0 went on\n" in done.stdout
+    assert "trainer 0" in done.stdout and "trainer 0> 6\n" in done.stdout and "trainer 0 continued\n" in done.stdout
     assert reply.get(WAIT) == 51
 
 

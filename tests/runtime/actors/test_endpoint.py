@@ -250,7 +250,7 @@ def test_arguments_that_fit_are_sent() -> None:
 
 
 def test_a_call_without_an_adverb_names_them() -> None:
-    with pytest.raises(TypeError, match=r"trainer.step\(...\) does not say.*trainer.step.call\(...\).get\(\)"):
+    with pytest.raises(TypeError, match=r"trainer.step\(...\) does not choose.*trainer.step.call\(...\).get\(\)"):
         Sent(Trainer).step(1)  # type: ignore[operator]
 
 

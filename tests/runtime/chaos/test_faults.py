@@ -133,7 +133,7 @@ def test_a_plan_for_which_a_worker_has_no_room_says_how_much_it_needs_and_where(
                 step(rows).item()
             text = str(info.value)
             assert re.search(
-                r"worker data=0 failed: NoRoomError: plan 'step' needs 7\.\d MiB for what its ops make, "
+                r"worker data=0 failed: NoRoomError: plan 'step' needs 7\.\d MiB for its ops' results, "
                 r"and the worker has 4\.0 MiB left of its limit, [\d,.]+ MiB\n",
                 text,
             )

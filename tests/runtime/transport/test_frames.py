@@ -177,7 +177,7 @@ def test_what_is_no_frame_breaks_the_link_and_says_why(served: Endpoint, frame: 
         sock.sendall(frame)
         said = drain(sock)
     assert said[0] == frames.BROKEN
-    assert b"what it sent is no frame" in said
+    assert b"its message is no frame" in said
     checked(served, bytearray(b"\xee"))
 
 

@@ -209,7 +209,7 @@ def test_a_plan_for_which_memory_was_short_runs_when_there_is_some(monkeypatch: 
         worker.load(3, plan)
         (report,) = worker.run(3, plan, 10, 1, 2.5)
         assert isinstance(report, Report) and report.kind == "failed" and report.step == worker.step
-        assert "needs 0.0 MiB for what its ops make" in report.error
+        assert "needs 0.0 MiB for its ops' results" in report.error
     assert worker.run(3, plan, 20, 1, 2.5) == []
     (value,) = worker.do(wire.numbers(wire.FETCH, 20, 0, 2))
     assert isinstance(value, Fetched) and value.tensor.tolist() == [2.5, 5.0]
