@@ -156,7 +156,7 @@ class Kept:
 def rows_of_effects(step: Callable[[Any], Any], x: torch.Tensor) -> list[Row]:
     """Programs that write Python: each call sets attributes and entries anew, adds to a count and appends to a list. A
     program that also reads the list is traced at each call."""
-    kept = Kept(step(x))
+    kept, read = Kept(step(x)), Kept(step(x))
 
     @monarch.program
     def writing(x: torch.Tensor) -> torch.Tensor:
@@ -175,8 +175,9 @@ def rows_of_effects(step: Callable[[Any], Any], x: torch.Tensor) -> list[Row]:
     @monarch.program
     def reading(x: torch.Tensor) -> torch.Tensor:
         found = (x @ x).sum()
-        kept.history.append(found)
-        return found * len(kept.history)
+        read.history.append(found)
+        read.steps = len(read.history)
+        return found
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TracedAgainWarning)

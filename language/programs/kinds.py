@@ -8,6 +8,7 @@ import contextvars
 import ctypes
 import functools
 import gc
+import logging
 import sys
 import types
 import weakref
@@ -383,7 +384,7 @@ class MemoryFile(Array):
 
 
 class Logger(Held):
-    """A logger: which levels it logs, and to which handlers."""
+    """A logger: which levels it logs, to which handlers, and the attributes that users give it (with a dot before)."""
 
     @classmethod
     def read(cls, holder: Any) -> Contents:
@@ -395,6 +396,7 @@ class Logger(Held):
             "disable": getattr(holder.manager, "disable", 0),
             "has": holder.hasHandlers(),
         }
+        found.update((f".{name}", value) for name, value in vars(holder).items() if name not in _OF_LOGGERS)
         several = [*holder.handlers, *holder.filters]
         return [*found, *range(len(several))], [*found.values(), *several]
 
@@ -404,6 +406,11 @@ class Logger(Held):
             holder.setLevel(value)
         elif key in ("disabled", "propagate"):
             setattr(holder, key, value)
+        elif type(key) is str and key.startswith("."):
+            Attributes.put(holder, key[1:], value)
+
+
+_OF_LOGGERS = vars(logging.Logger("")).keys()
 
 
 def is_users_module(module: ModuleType) -> bool:

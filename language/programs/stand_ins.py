@@ -177,7 +177,7 @@ class StandIns:
                 if passes or self._stands_twice(number):
                     continue
                 symbol: Any = GrowingList(self.refuse)
-                del self._snapshot.held[id(number)]
+                self._snapshot.held.pop(id(number), None)  # a long one is not looked through
                 self._snapshot.note(Growing(symbol))
             elif place.type is int:
                 symbol = ScalarInt(Expr("scalar", (label, "i64")), number, self)

@@ -139,6 +139,24 @@ def test_a_list_is_an_argument_too(mesh: Mesh) -> None:
 
 
 @QUIET
+def test_a_long_list_grows_too(mesh: Mesh, traces: list[str]) -> None:
+    state = types.SimpleNamespace(history=[], warm=True)
+
+    @program(mesh=mesh)
+    def step(x: torch.Tensor) -> torch.Tensor:
+        state.history.append(1)
+        return x * 2 if state.warm else x
+
+    for call in range(8):
+        step(torch.ones(1))
+        if call == 2:
+            state.history += [0] * 20_000
+        if call == 4:
+            state.warm = False
+    assert len(state.history) == 20_008 and len(traces) == 3
+
+
+@QUIET
 def test_a_call_that_raises_appends_nothing(mesh: Mesh, traces: list[str]) -> None:
     state = types.SimpleNamespace(history=[], bad=False)
 

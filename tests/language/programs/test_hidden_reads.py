@@ -161,6 +161,12 @@ def a_namespace_as_text() -> Case:
     return lambda: len(repr(held)), lambda i: setattr(held, "inner", 10**i)
 
 
+def a_logger_s_own_attribute() -> Case:
+    log: Any = logging.getLogger("of a program")
+    log.held, log.count = types.SimpleNamespace(rate=1.0), 0
+    return lambda: log.held.rate + log.count, lambda i: (setattr(log.held, "rate", i), setattr(log, "count", i % 2))
+
+
 def a_pickle() -> Case:
     held, dump = types.SimpleNamespace(inner=0), pickle.dumps
     return lambda: len(dump(held)), lambda i: setattr(held, "inner", 1000**i)
@@ -265,6 +271,7 @@ CASES = [
     a_format,
     equal_namespaces,
     a_namespace_as_text,
+    a_logger_s_own_attribute,
     a_pickle,
     dataclass_as_a_tuple,
     a_builtin_of_one_s_own,
