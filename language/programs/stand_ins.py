@@ -33,7 +33,7 @@ _KINDS: tuple[type[Held], ...] = (
     kinds.Function,
     kinds.Names,
 )
-"""The kinds of objects one of whose places a symbol can take."""
+"""The kinds of objects at whose places a stand-in can be."""
 _PINNED = 3
 
 
@@ -57,12 +57,12 @@ class KnownPlaces:
 
     moving: set[Path] = field(default_factory=set)
     plain: set[Path] = field(default_factory=set)
-    """Places that a trace could not take symbols for."""
+    """Places at which a trace could not go on with a stand-in."""
     pinned: dict[Path, int] = field(default_factory=dict)
     """How many traces were valid for one value of a place alone."""
 
     def give_up(self, paths: Iterable[Path]) -> None:
-        """Take no symbols for these places any more."""
+        """Give these places no stand-ins any more."""
         self.plain.update(paths)
         self.moving.difference_update(paths)
 
@@ -97,7 +97,7 @@ def moved(guards: Guards, arguments: list[Any], known: KnownPlaces) -> Moved:
         node = guards.nodes[number]
         if _has_grown(seen, known) and _takes_stand_ins(node):
             places.append(Place(seen.path, node.kind, holders[id(node)], node.keys[at], list))
-        elif seen.position is not None and _is_number(seen, known):
+        elif seen.position is not None and _changes(seen, known):
             places.append(
                 Place(seen.path, seen.node.kind, seen.holder, seen.node.keys[seen.position], type(seen.value))
             )
@@ -108,9 +108,8 @@ def moved(guards: Guards, arguments: list[Any], known: KnownPlaces) -> Moved:
     return Moved(tensors, places, other)
 
 
-def _is_number(seen: Seen, known: KnownPlaces) -> bool:
-    """Whether a number stands at a place of which a symbol can stand, and is another than in the last trace, or was so
-    before."""
+def _changes(seen: Seen, known: KnownPlaces) -> bool:
+    """Whether a place takes a stand-in, and has another number than in the last trace or had a stand-in before."""
     node, kind = seen.node, type(seen.value)
     if kind not in (int, float, list) or not _takes_stand_ins(node) or seen.path in known.plain:
         return False
@@ -136,7 +135,7 @@ class StandIns:
         self._recording: Recording | None = recording
         self._snapshot = snapshot
         self._plain: dict[int, Any] = {}
-        """The number for which each symbol stands, by the symbol's id."""
+        """The number or list for which each stand-in stands, by the stand-in's id."""
         self._symbols: dict[str, tuple[Place, Any]] = {}
         self._floats: dict[Expr, Scalar] = {}
         self._put: list[tuple[Place, Any, Any]] = []
