@@ -24,10 +24,10 @@ from monarch.language.tensors.mesh import Mesh, open_meshes
 pytest_plugins = ["tests.retry", "tests.sample", "tests.slowest"]
 
 SHOWN = (
-    "CLICOLOR CLICOLOR_FORCE COLORTERM COLUMNS FORCE_COLOR GITHUB_ACTIONS LINES NO_COLOR PAGER PS1 PY_COLORS SHELL "
-    "TERM TERMINAL_WIDTH TTY_COMPATIBLE TTY_INTERACTIVE"
+    "CLICOLOR CLICOLOR_FORCE COLORTERM COLUMNS FORCE_COLOR GITHUB_ACTIONS LINES NO_COLOR PAGER PS1 PY_COLORS "
+    "PYTHONUNBUFFERED SHELL TERM TERMINAL_WIDTH TTY_COMPATIBLE TTY_INTERACTIVE"
 ).split()
-"""How what is printed looks, and which shell a terminal has."""
+"""How what is printed looks, whether it is at once, and which shell a terminal has."""
 SENT = "ALL_PROXY FTP_PROXY HTTP_PROXY HTTPS_PROXY NO_PROXY".split()
 """Where connections go, those within this machine too."""
 for name in list(os.environ):  # what whoever runs the tests asks of programs

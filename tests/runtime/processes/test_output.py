@@ -23,8 +23,9 @@ def run(script: str, **options: object) -> subprocess.CompletedProcess[str]:
     """A process that has an Output, `output`, and the function `child`, which forks one that prints to it."""
     head = """
         import os, signal, sys
-        from monarch.runtime.processes.output import Output
+        from monarch.runtime.processes.output import Output, renew_streams
         output = Output()
+        renew_streams()
         def child(does):
             pid = os.fork()
             if pid == 0:
