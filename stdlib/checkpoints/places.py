@@ -108,6 +108,11 @@ class SaveFolder:
                 (self.folder / name).unlink()
         shutil.rmtree(former_of(self.path), ignore_errors=True)
 
+    @property
+    def stays(self) -> str:
+        """What is at the path if the save ends before `finish`."""
+        return "the former checkpoint is still there" if self.path.exists() else f"no checkpoint is at {self.path}"
+
     def finish(self) -> None:
         """Put the checkpoint in its place: a reader sees the former one, or this one. Raises OSError."""
         _sync(self.folder)

@@ -34,7 +34,7 @@ _LOOK_FIRST, _LOOK_LAST = 0.002, 0.02
 """How many seconds after one look at the workers the next one comes: ever more."""
 _LOOK_AT_EXIT = 0.05
 
-_under_way: dict[threading.Lock, tuple[threading.Thread, Saving, Sequence[Writing]]] = {}
+_under_way: dict[threading.Lock, tuple[threading.Thread, Saving, Sequence[Writing], SaveFolder]] = {}
 """By what only one of the two that could do the rest has."""
 
 
@@ -110,7 +110,7 @@ def save(state: Any, path: str | PathLike[str], *, format: Format | None = None)
         saving = Saving(target, total)
         arguments = first, saving, writer, writings, place
         thread = threading.Thread(target=_finish, args=arguments, name=f"saving {target.name}", daemon=True)
-        _under_way[first] = thread, saving, writings
+        _under_way[first] = thread, saving, writings, place
         for writing in writings:
             writing.belongs_to(thread)
         thread.start()
@@ -195,7 +195,7 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
     except MonarchError as error:
         told = CheckpointError(
             f"cannot save to {saving.path}: {error.message}",
-            hint="the former checkpoint is still there. Save again." + (f"\n{error.hint}" if error.hint else ""),
+            hint=f"{place.stays}. Save again." + (f"\n{error.hint}" if error.hint else ""),
         )
         told.__cause__ = error
         _give_up(place, writings)
@@ -215,7 +215,7 @@ def _finish(first: threading.Lock, saving: Saving, writer: Any, writings: Sequen
 def _at_exit() -> None:
     """Wait for the saves under way, at the end of the program or of an actor's process, as long as bytes are written or
     steps before it end. Before any handler of `atexit`: these may end the workers that write."""
-    for thread, saving, writings in list(_under_way.values()):
+    for thread, saving, writings, place in list(_under_way.values()):
         seconds = settings.exit_timeout
         before, until = None, 0.0
         while thread.is_alive():
@@ -226,8 +226,8 @@ def _at_exit() -> None:
                 written, total = saving.progress
                 logger.error(
                     "the program ends without the checkpoint %s: nothing was written for %g s (%d of %d bytes are, "
-                    "and the workers have %d commands to run). What stood there before is still there",
-                    *(saving.path, seconds, written, total, sum(now[1])),
+                    "and the workers have %d commands to run); %s",
+                    *(saving.path, seconds, written, total, sum(now[1]), place.stays),
                 )
                 break
             thread.join(_LOOK_AT_EXIT)

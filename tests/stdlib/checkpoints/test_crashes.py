@@ -95,15 +95,24 @@ def test_a_save_that_fails_gives_its_path_back_when_the_workers_have_ended_their
 ) -> None:
     mesh, path = Mesh(data=2), tmp_path / "c"
     seen: list[bool] = []
+    polled = WritingHere.poll
 
     def poll(self: WritingHere) -> Written:
         raise DeviceMeshError("a worker cannot write")
 
     monkeypatch.setattr(WritingHere, "poll", poll)
     monkeypatch.setattr(WritingHere, "end", lambda self: seen.append(places.saving_folder(path).exists()))
-    with pytest.raises(CheckpointError, match="a worker cannot write"):
-        monarch.save({"x": monarch.distribute(torch.arange(8.0), mesh)}, path).result()
+    state = {"x": monarch.distribute(torch.arange(8.0), mesh), "number": 1}
+    with pytest.raises(CheckpointError, match="a worker cannot write") as failed:
+        monarch.save(state, path).result()
     assert seen[0] and not list(tmp_path.iterdir())
+    assert f"no checkpoint is at {path}. Save again" in str(failed.value)
+    with monkeypatch.context() as patched:
+        patched.setattr(WritingHere, "poll", polled)
+        monarch.save(state, path).result()
+    with pytest.raises(CheckpointError, match="the former checkpoint is still there"):
+        monarch.save(state, path).result()
+    assert found(path) == 1
 
 
 def test_a_save_that_is_ended_is_done_once_nothing_of_it_is_written(
