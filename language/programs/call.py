@@ -87,6 +87,8 @@ class ProgramCall:
     """The arguments, flat. Views are replaced by copies, so a leaf may be another object than the caller's."""
     _spec: Any
     """Their pytree structure, or None where they are a flat tuple."""
+    moving_ints: frozenset[int]
+    """The ints among the leaves, by number, that are inputs: their values change from call to call."""
     family: Any = None
     """A key that is equal for calls that differ in the values of named sizes alone, where one plan may serve those."""
     examples: bool = False
@@ -196,7 +198,9 @@ class ProgramCall:
         if not self.values or self.written:
             return
         if all(_is_row_major(leaf) for leaf in self.given if isinstance(leaf, torch.Tensor)):
-            self.family = family_of(self.leaves, self._spec, self.named, self.annotations.types, self.values)
+            self.family = family_of(
+                self.leaves, self._spec, self.moving_ints, self.named, self.annotations.types, self.values
+            )
 
     def types(self, mesh: Mesh, scope: Scope | None) -> dict[int, TensorType]:
         """The types of the tensors among the leaves, by number: with the sizes of `scope`, if there is one."""

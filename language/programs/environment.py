@@ -14,12 +14,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from monarch.compiler.errors import ProgramError
 from monarch.compiler.states import StateKey
 from monarch.language.programs.held import is_program
 from monarch.language.recorder.optimizer_state import parameters
-from monarch.language.source import belongs_to_user
+from monarch.language.source import belongs_to_user, user_source
 from monarch.language.tensors.cell import Cell
-from monarch.language.tensors.mesh import Mesh
+from monarch.language.tensors.mesh import Mesh, open_meshes
 from monarch.language.tensors.tensor import DistributedTensor
 
 _DEPTH = 6
@@ -216,3 +217,24 @@ def labelled(cells: list[tuple[str | None, Cell]], taken: set[str], fallback: st
         taken.add(label)
         found.append((label, cell))
     return found
+
+
+def only_mesh(program: str) -> Mesh:
+    """The mesh of a script that has one. Raises ProgramError where it has none, or several; `program` is its name."""
+    meshes = open_meshes()
+    if len(meshes) == 1:
+        return meshes[0]
+    if meshes:
+        listed = "\n".join(f"  {mesh!r}" for mesh in meshes)
+        raise ProgramError(
+            f"{program} has no mesh, and this process has {len(meshes)}",
+            hint="none of its arguments is on one, and nothing that it closes over is. The open meshes:\n"
+            f"{listed}\nSay which: @monarch.program(mesh=...), or pass it a distributed tensor.",
+            source=user_source(),
+        )
+    raise ProgramError(
+        f"{program} has no mesh",
+        hint="none of its arguments is on one, nothing that it closes over is, and this process has no open mesh.\n"
+        "Make one: mesh = Mesh(data=4), and say @monarch.program(mesh=mesh) where there are several.",
+        source=user_source(),
+    )

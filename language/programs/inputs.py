@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from monarch.compiler.types import TensorType
 from monarch.language.programs.call import ProgramCall
 from monarch.language.programs.own import Belongings
 from monarch.language.programs.signature import repeats_of
+from monarch.language.programs.stand_ins import StandIns
 from monarch.language.recorder.recording import Recording
 from monarch.language.tensors.history import end_of, ended
 from monarch.language.tensors.shapes import like, make_fake
@@ -18,9 +20,15 @@ from monarch.language.tensors.tensor import DistributedTensor
 
 
 def symbolic_arguments(
-    recording: Recording, call: ProgramCall, leaves: list[Any], types: dict[int, TensorType], scalars: bool
+    recording: Recording,
+    call: ProgramCall,
+    leaves: list[Any],
+    types: dict[int, TensorType],
+    stand_ins: StandIns,
+    symbolic: Container[type],
 ) -> tuple[list[Any], dict[str, int]]:
-    """Symbolic arguments: tensors become inputs, floats Scalars, or, without `scalars`, values that guards expect."""
+    """Symbolic arguments: tensors become inputs, floats Scalars, and ints that change ScalarInts. Numbers of other
+    than the `symbolic` types stay what they are, and guards expect their values."""
     made: list[Any] = []
     arguments: dict[str, int] = {}
     repeats = {} if call.examples else dict(repeats_of(leaves))
@@ -55,9 +63,15 @@ def symbolic_arguments(
             label = f"argument{number}"
             arguments[label] = number
             symbol = recording.scalar(label, leaf)
-            if not scalars:
+            if float not in symbolic:
                 float(symbol)
                 symbol = leaf
+        elif number in call.moving_ints:
+            label = f"argument{number}"
+            arguments[label] = number
+            symbol = stand_ins.argument(label, number, leaf)
+            if int not in symbolic:
+                symbol = symbol.value()
         else:
             symbol = leaf
         made.append(symbol)

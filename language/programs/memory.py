@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from monarch.language.programs.call import ProgramCall
 from monarch.language.programs.named import Specialised
 from monarch.language.programs.nodes import Live, Path
-from monarch.language.programs.stand_ins import KnownPlaces, Place, moved
+from monarch.language.programs.signature import without_ints
+from monarch.language.programs.stand_ins import KnownPlaces, Place, moved, needless
 from monarch.language.programs.trace import Trace
 from monarch.language.programs.variant import Compiled, Variant
 from monarch.language.tensors.cell import Cell
@@ -34,8 +35,6 @@ class Entry:
 
     def __init__(self) -> None:
         self.variants: list[Variant] = []
-        self.latest: Variant | None = None
-        """The last trace, if later calls may fit it."""
         self.compiled: list[Compiled] = []
         self.moving: set[Path] = set()
         self.stand_ins = KnownPlaces()
@@ -49,8 +48,7 @@ class Entry:
         does not fit either, and the places that are to have stand-ins. Notes which tensors move, and adds to the
         hyperparameters that are known to vary."""
         last = self.variants[0]
-        if self.latest is not None and not self.latest.replayed:
-            self.stand_ins.learn(self.latest.trace.pinned)
+        self.stand_ins.give_up(self.needless)
         tensors, places, place = moved(last.guards, leaves, self.stand_ins)
         stuck = next((path for path in tensors if path in self.moving), None)
         for variant in self.variants[1:]:  # the last call had other places, perhaps
@@ -66,6 +64,36 @@ class Entry:
                     places = [each for each in places if each.path != path]
         self.stand_ins.moving.update(each.path for each in places)
         return place, stuck, places
+
+    @property
+    def needless(self) -> set[Path]:
+        """The places for which stand-ins do not help."""
+        return needless([(each.trace.stand_ins.paths, each.trace.pinned) for each in self.variants])
+
+
+class MovingInts:
+    """Which ints among a program's arguments are inputs: those whose values have changed between two calls, until a
+    trace shows that this does not help."""
+
+    def __init__(self) -> None:
+        self.numbers: frozenset[int] = frozenset()
+        """The ints that are inputs, by number among the arguments' leaves."""
+        self._first: dict[int, int] = {}
+        self.given_up: set[int] = set()
+        """Those that were inputs, or would have been."""
+
+    def note(self, leaves: list[Any]) -> bool:
+        """Note the ints of a call that no trace is known for. Gives whether some of them are inputs from now on."""
+        before = self.numbers
+        for number, leaf in enumerate(leaves):
+            if type(leaf) is int and number not in self.given_up and self._first.setdefault(number, leaf) != leaf:
+                self.numbers |= {number}
+        return self.numbers != before
+
+    def give_up(self, numbers: Iterable[int]) -> None:
+        """Make these no inputs any more."""
+        self.given_up.update(numbers)
+        self.numbers -= self.given_up
 
 
 class Families:
@@ -111,6 +139,7 @@ class Memory:
 
     def __init__(self, mesh: Mesh | None) -> None:
         self.varying: set[tuple[str, str]] = set()
+        self.ints = MovingInts()
         self.specialised = Specialised()
         self.forget(mesh)
 
@@ -127,3 +156,14 @@ class Memory:
         """How many traces have given a list or dict among the arguments another length."""
         self.others: set[Mesh] = set()
         """The meshes of traces of several: what was recorded on them outside of programs runs before a call."""
+
+    def entry(self, key: Any) -> Entry:
+        """What is known at the first call of a signature: of calls that differ in ints alone the plans, and the traces
+        if their ints were inputs."""
+        entry, joined = Entry(), without_ints(key, self.ints.given_up)
+        if key[-1] or self.ints.numbers:
+            alike = [self.entries[other] for other in reversed(self.entries) if other[:-1] == key[:-1]]
+            entry.compiled = [*dict.fromkeys(plan for each in alike for plan in each.compiled[:VARIANTS])][:VARIANTS]
+        if joined in self.entries:
+            entry.variants = [*self.entries[joined].variants]
+        return entry

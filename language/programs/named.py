@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -44,9 +44,15 @@ def values_of(named: Iterable[tuple[str, Any]], annotations: Mapping[str, Tensor
 
 
 def family_of(
-    leaves: list[Any], spec: Any, named: Iterable[tuple[str, Any]], annotations: Mapping[str, TensorType], values: Any
+    leaves: list[Any],
+    spec: Any,
+    moving: Container[int],
+    named: Iterable[tuple[str, Any]],
+    annotations: Mapping[str, TensorType],
+    values: Any,
 ) -> Any:
-    """A key that is equal for calls that differ in the values of named sizes alone."""
+    """A key that is equal for calls that differ in the values of named sizes alone, and in ints that are inputs
+    (`moving`, by the leaf's number)."""
     name_of = {id(value): name for name, value in named}
     key: list[Any] = [
         *modes(),
@@ -54,11 +60,13 @@ def family_of(
         repeats_of(leaves),
         *((name, value) for name, value in values.items() if value < LEAST),
     ]
-    for leaf in leaves:
+    for number, leaf in enumerate(leaves):
         name = name_of.get(id(leaf))
         if isinstance(leaf, torch.Tensor):
             type_ = str(type_of(leaf) if name is None else annotations[name])
             key += (id(leaf.mesh) if isinstance(leaf, DistributedTensor) else 0, type_, leaf.requires_grad)
+        elif number in moving:
+            key.append(int)
         else:
             add_plain(key, leaf)
     return tuple(key)
@@ -149,20 +157,28 @@ class Specialised:
                 stacklevel=5,
             )
 
-    def note_values(self, program: str, leaves: list[Any], path_of: Callable[[int], str]) -> None:
-        """Note likewise the whole numbers and texts, and say where one is another at each call. `path_of` says how a
-        leaf is written: "i", "state['n']"."""
+    def note_values(
+        self,
+        program: str,
+        leaves: list[Any],
+        free: Container[int],
+        moving: Container[int],
+        path_of: Callable[[int], str],
+    ) -> None:
+        """Note likewise the texts among the arguments, and the ints of whose values this trace is valid for one alone:
+        all but `free`, by number. Say where one is another at each call, but not while it may become an input
+        (`moving`). `path_of` says how a leaf is written: "i", "state['n']"."""
         for number, leaf in enumerate(leaves):
-            if type(leaf) not in (int, str):
+            if type(leaf) not in (int, str) or number in free:
                 continue
             seen = self._values.setdefault((len(leaves), number), set())
-            if len(seen) < MANY_VALUES and leaf not in seen:
+            if len(seen) < MANY_VALUES - (number in moving) and leaf not in seen:
                 seen.add(leaf)
                 if len(seen) == MANY_VALUES:
-                    way = "" if type(leaf) is str else ": one that is computed with can be a float, or a tensor"
+                    use = "" if type(leaf) is str else ", which it uses as a size, an index, a key or text"
                     warnings.warn(
                         f"the program '{program}' is traced and compiled for each value of '{path_of(number)}' "
-                        f"({leaf!r} is number {MANY_VALUES}){way}.",
+                        f"({leaf!r} is number {MANY_VALUES}){use}.",
                         PerformanceWarning,
                         stacklevel=5,
                     )

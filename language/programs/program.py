@@ -7,7 +7,7 @@ import functools
 import inspect
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeVar, overload
 
@@ -24,13 +24,13 @@ from monarch.language.compile import compile_graph, compiles_templates, full_col
 from monarch.language.errors import TracedAgainWarning
 from monarch.language.programs.attempt import Attempt
 from monarch.language.programs.call import ADVICE, OF_DATA, Annotations, ProgramCall, with_written
-from monarch.language.programs.environment import Environment, find_environment
+from monarch.language.programs.environment import Environment, find_environment, only_mesh
 from monarch.language.programs.handlers import HandlersLater
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
 from monarch.language.programs.redundancy import keep_copies
-from monarch.language.programs.signature import no_function, parameters, signature, written
+from monarch.language.programs.signature import no_function, parameters, signature, without_ints, written
 from monarch.language.programs.stand_ins import Place
 from monarch.language.programs.trace import Trace, trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
@@ -38,7 +38,7 @@ from monarch.language.programs.watched import is_watched, run_itself
 from monarch.language.recorder.recording import current, turns
 from monarch.language.recorder.varying import active, plainly
 from monarch.language.source import shorten, user_source
-from monarch.language.tensors.mesh import Mesh, looked_at, open_meshes
+from monarch.language.tensors.mesh import Mesh, looked_at
 from monarch.language.tensors.tensor import DistributedTensor
 
 if TYPE_CHECKING:
@@ -135,7 +135,8 @@ class Program(Generic[P, R]):
             memory.forget(self._mesh)
         if self._annotations.types:
             args, kwargs = self._annotations.converted(args, kwargs)
-        key, leaves, spec = signature(args, kwargs, self._name)
+        moving = memory.ints.numbers
+        key, leaves, spec = signature(args, kwargs, self._name, moving)
         mesh = memory.resolved
         if mesh is not None and mesh.pending is not None:
             mesh.flush(self._name)
@@ -144,7 +145,10 @@ class Program(Generic[P, R]):
         call: ProgramCall | None = None  # a call that is like the last needs no record
         entry = memory.last[1]
         if key != memory.last[0]:
-            call = ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+            if key[-1] and key not in memory.entries and memory.ints.note(leaves):
+                moving = memory.ints.numbers
+                key = without_ints(key, moving)
+            call = self._record(args, kwargs, leaves, spec, moving)
             entry = self._entry(key, call)
         if entry.written:
             leaves, call = with_written(args, kwargs), None
@@ -155,7 +159,10 @@ class Program(Generic[P, R]):
                     entry.variants.remove(variant)
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found, args, kwargs)
-        call = call or ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        if moving and (needless := [number for number in moving if ("argument", number) in entry.needless]):
+            memory.ints.give_up(needless)
+            return self._call(args, kwargs)
+        call = call or self._record(args, kwargs, leaves, spec, moving)
         call.written = entry.written
         if self._keeps_names:
             call.belongs()
@@ -167,13 +174,17 @@ class Program(Generic[P, R]):
             result = self._trace_and_run(entry, call, handlers)
         return result
 
+    def _record(self, args: Any, kwargs: Any, leaves: list[Any], spec: Any, moving: Iterable[int] = ()) -> ProgramCall:
+        ints = frozenset(number for number in moving if number < len(leaves) and type(leaves[number]) is int)
+        return ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec, ints)
+
     def _entry(self, key: Any, call: ProgramCall) -> Entry:
         """What is known of a signature, which stands at the end from now on."""
         entries = self._memory.entries
         entry = entries.pop(key, None)
         if entry is None:
             call.check()
-            entry = Entry()
+            entry = self._memory.entry(key)
             if len(entries) >= SIGNATURES:
                 del entries[next(iter(entries))]
         entries[key] = entry
@@ -252,10 +263,11 @@ class Program(Generic[P, R]):
         memory.others.update(found.meshes.values())
         refused = [each.path for each in places if each.path not in attempt.stand_ins]
         if refused:
-            entry.stand_ins.give_up(refused)
+            entry.stand_ins.give_up({*refused})
             place = place or refused[0]
+        memory.ints.give_up(at for at in call.moving_ints if ("argument", at) not in attempt.stand_ins)
         if found.cannot is None:
-            entry.latest = variant = Variant(compiled, found)
+            variant = Variant(compiled, found)
             entry.variants = [variant, *entry.variants[: VARIANTS - 1]]
             if compiled.template is not None:
                 memory.families.keep(call.family, variant)
@@ -266,13 +278,13 @@ class Program(Generic[P, R]):
                 history = "" if place else f", and a tensor with a history: leave {name}.detach()"
                 self._say(entry, at, (what + history, found.line(name)), advice)
         else:
-            entry.latest = None
             self._say(entry, None, found.cannot)
         if found.effects.lengthens:
             self._note_length()
         if compiled.template is None and self._keeps_names:
             memory.specialised.note(self._name, leaves, call.names, self._annotations.types)
-        memory.specialised.note_values(self._name, leaves, call.path_of)
+        free = {number for number in call.moving_ints if ("argument", number) not in found.pinned}
+        memory.specialised.note_values(self._name, leaves, free, memory.ints.numbers, call.path_of)
         found.release()
         return result
 
@@ -396,7 +408,7 @@ class Program(Generic[P, R]):
     def _call_of(self, args: Any, kwargs: Any) -> ProgramCall:
         args, kwargs = self._annotations.converted(args, kwargs)
         _, leaves, spec = signature(args, kwargs, self._name)
-        call = ProgramCall(self.__wrapped__, self._name, self._annotations, args, kwargs, leaves, spec)
+        call = self._record(args, kwargs, leaves, spec)
         call.check()
         return call
 
@@ -441,29 +453,8 @@ class Program(Generic[P, R]):
         if mesh is not None:
             return mesh
         if self._memory.only is None or self._memory.only.is_closed:
-            self._memory.only = self._only_mesh()
+            self._memory.only = only_mesh(self._name)
         return self._memory.only
-
-    def _only_mesh(self) -> Mesh:
-        """The mesh of a script that has one."""
-        meshes = open_meshes()
-        if len(meshes) == 1:
-            return meshes[0]
-        name = getattr(self, "__name__", "the program")
-        if meshes:
-            listed = "\n".join(f"  {mesh!r}" for mesh in meshes)
-            raise ProgramError(
-                f"{name} has no mesh, and this process has {len(meshes)}",
-                hint="none of its arguments is on one, and nothing that it closes over is. The open meshes:\n"
-                f"{listed}\nSay which: @monarch.program(mesh=...), or pass it a distributed tensor.",
-                source=user_source(),
-            )
-        raise ProgramError(
-            f"{name} has no mesh",
-            hint="none of its arguments is on one, nothing that it closes over is, and this process has no open mesh.\n"
-            "Make one: mesh = Mesh(data=4), and say @monarch.program(mesh=mesh) where there are several.",
-            source=user_source(),
-        )
 
 
 @overload
@@ -522,13 +513,13 @@ def program(
             optimizer.step()
             return loss
 
-    Arguments and results are pytrees. Tensors among the arguments are the program's inputs: laid out as the
-    annotation says, or as the distributed tensor is, or replicated. Where the annotation is a tensor type, numbers,
-    lists and NumPy arrays become tensors, as by `torch.as_tensor`: Python's numbers take the annotation's dtype, and
-    NumPy's have to have it. Floats are inputs too; other Python values are part of the signature: another value
-    traces anew. Distributed tensors that the function closes over are its state, read and updated in place on the
-    workers. The mesh is `mesh`, or that of the arguments, or that of what the function closes over, or the only open
-    one of the process.
+    Arguments and results are pytrees. Tensors among the arguments are the program's inputs: laid out as the annotation
+    says, or as the distributed tensor is, or replicated. Where the annotation is a tensor type, numbers, lists and
+    NumPy arrays become tensors, as by `torch.as_tensor`: Python's numbers take the annotation's dtype, and NumPy's have
+    to have it. Floats are inputs too, and so are ints from the second value on, as far as the function does not need
+    their values in Python (as a size, say); other Python values are part of the signature: another value traces anew.
+    Distributed tensors that the function closes over are its state, read and updated in place on the workers. The mesh
+    is `mesh`, or that of the arguments, or that of what the function closes over, or the only open one of the process.
 
     A type checker accepts the type in `Annotated`, with a name for a type that is used again:
 

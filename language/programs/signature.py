@@ -9,7 +9,7 @@ import inspect
 import linecache
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from decimal import Decimal
 from fractions import Fraction
 from types import CodeType
@@ -39,9 +39,10 @@ _LEAVES = frozenset((DistributedTensor, torch.Tensor, torch.nn.Parameter, float,
 """Types of arguments that are known to hold no others."""
 
 
-def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any]:
+def signature(args: Any, kwargs: Any, program: str, moving: Container[int] = ()) -> tuple[Any, list[Any], Any]:
     """A key that is equal for calls that one trace serves, the flat arguments, and their pytree structure (None where
-    the arguments are a flat tuple)."""
+    the arguments are a flat tuple). The key ends with the values of ints, but for those that are inputs (`moving`, by
+    the leaf's number)."""
     leaves = list(args)
     spec: Any = None
     if kwargs or not _LEAVES.issuperset(map(type, leaves)):
@@ -59,6 +60,7 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
                 ) from None
     repeats = repeats_of(leaves) if len(leaves) > 1 else ()
     key: list[Any] = [modes(), spec, repeats if spec is None else (repeats, repeated(args, kwargs))]
+    ints: list[tuple[int, int]] = []
     for number, leaf in enumerate(leaves):
         if isinstance(leaf, DistributedTensor):
             owner, ref = leaf, leaf._ref
@@ -84,11 +86,21 @@ def signature(args: Any, kwargs: Any, program: str) -> tuple[Any, list[Any], Any
                 key.append(leaf.stride())
             if leaf.requires_grad or leaf.__dict__:
                 key.append(Belongings.of(leaf))
+        elif type(leaf) is int:
+            key.append(int)
+            if number not in moving:
+                ints.append((number, leaf))
         else:
             add_plain(key, leaf)
+    key.append(tuple(ints))
     for number, first in repeats:  # a copy of a view is one too
         leaves[number] = leaves[first]
     return tuple(key), leaves, spec
+
+
+def without_ints(key: tuple[Any, ...], moving: Container[int]) -> tuple[Any, ...]:
+    """A signature's key without the values of ints that have become inputs."""
+    return (*key[:-1], tuple([(number, value) for number, value in key[-1] if number not in moving]))
 
 
 def repeats_of(leaves: list[Any]) -> tuple[tuple[int, int], ...]:

@@ -1,14 +1,15 @@
 """Stand-ins for numbers that change from call to call, such as a count that a program adds to, and for lists that it
 appends to and never reads: with these at their places, one trace serves all numbers and lengths.
 
-A place gets a stand-in once its number has changed, or its list has grown, between two calls. Where the program needs a
-number's value (as a size, a key or text), the trace is valid for that value alone; after `_PINNED` such traces that no
-later call has fitted, the place keeps its number.
+A place gets a stand-in once its number has changed, or its list has grown, between two calls, and so does an int among
+the arguments. Where the program needs a number's value (as a size, a key or text), the trace is valid for that value
+alone; after `_PINNED` such traces, and none that serves other values, the place keeps its number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from types import FunctionType
 from typing import Any, NamedTuple, cast
@@ -42,7 +43,7 @@ class NotSymbolic(Exception):
 
 
 class Place(NamedTuple):
-    """Where a number or a list stands now."""
+    """Where a number or a list stands now. An argument has no holder."""
 
     path: Path
     kind: type[Held]
@@ -58,20 +59,19 @@ class KnownPlaces:
     moving: set[Path] = field(default_factory=set)
     plain: set[Path] = field(default_factory=set)
     """Places at which a trace could not go on with a stand-in."""
-    pinned: dict[Path, int] = field(default_factory=dict)
-    """How many traces were valid for one value of a place alone."""
 
-    def give_up(self, paths: Iterable[Path]) -> None:
+    def give_up(self, paths: Set[Path]) -> None:
         """Give these places no stand-ins any more."""
-        self.plain.update(paths)
-        self.moving.difference_update(paths)
+        self.plain |= paths
+        self.moving -= paths
 
-    def learn(self, pinned: Iterable[Path]) -> None:
-        """Note that a trace was valid for one value of these places alone, and that no call has fitted it."""
-        for path in pinned:
-            self.pinned[path] = self.pinned.get(path, 0) + 1
-            if self.pinned[path] == _PINNED:
-                self.give_up([path])
+
+def needless(traces: Sequence[tuple[Set[Path], Set[Path]]]) -> set[Path]:
+    """The places for which stand-ins do not help. Of each trace that is remembered, these are the places that had
+    stand-ins, and those of which it is valid for one value alone."""
+    times = Counter(path for _, pinned in traces for path in pinned)
+    free = {path for paths, pinned in traces for path in paths - pinned}
+    return {path for path, count in times.items() if count >= _PINNED and path not in free}
 
 
 class Moved(NamedTuple):
@@ -151,6 +151,13 @@ class StandIns:
         self.values: dict[str, Any] = {}
         """All of these numbers now."""
         self._grown: list[Growth] = []
+
+    def argument(self, label: str, number: int, value: int) -> ScalarInt:
+        """What stands for an int that is the argument with this number."""
+        symbol = ScalarInt(Expr("scalar", (label, "i64")), value, self)
+        self._symbols[label] = Place(("argument", number), Held, None, None, int), symbol
+        self._plain[id(symbol)] = self.values[label] = value
+        return symbol
 
     def put(self, places: list[Place], passes: bool) -> set[Path]:
         """Have stand-ins at these places, and in what is noted of their objects; for lists only where no list or dict
@@ -232,7 +239,7 @@ class StandIns:
     def follow(self, guards: Guards) -> None:
         """Find the places among those of guards. A number that is at none of them the program cannot have read."""
         for label, (place, _) in self._symbols.items():
-            held = self._held(place)
+            held = None if place.holder is None else self._held(place)
             number = None if held is None else guards.node_of.get(held.ident)
             if number is None or place.key not in guards.nodes[number].keys:
                 continue
@@ -283,6 +290,11 @@ class StandIns:
             scalars[label] = live[spot]
         for label, expr in self.derived:
             scalars[label] = evaluate(expr, scalars)
+
+    @property
+    def paths(self) -> set[Path]:
+        """The places that have stand-ins."""
+        return {place.path for place, _ in self._symbols.values()}
 
     def pinned(self, conditions: Iterable[tuple[Expr, Any]]) -> set[Path]:
         """The places of which a trace under these conditions is valid for one value alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cached_property
@@ -89,7 +89,7 @@ class Trace:
     escapes: list[tuple[str, weakref.ref[Cell], Value]]
     """Label, cell and value of each tensor that the trace made and that outlives it."""
     arguments: dict[str, int]
-    """The scalars that are float arguments: label -> number of the argument leaf."""
+    """The numbers that are arguments: label -> number of the argument leaf."""
     hyperparameters: dict[str, float]
     """What the numbers of optimizers are in the call that is traced."""
     conditions: list[tuple[Expr, Any]]
@@ -240,36 +240,28 @@ def trace(
     call to call, and `places` those of numbers that change and of lists that grow; `symbols` are the named sizes of the
     call, if there are any. `attempt` can take back what the function changes in Python.
 
-    A float argument is a symbol in the trace, and at the `places` there are stand-ins. Where the function asks for the
-    exact type of one, or hands it to what takes only Python's own, it is traced once more with the value itself, which
-    another value does not fit: first with those lists, then with those numbers, and last with the arguments.
+    A float argument is a symbol in the trace, and so is an int among those that change; at the `places` there are
+    stand-ins. Where the function asks for the exact type of one, or hands it to what takes only Python's own, it is
+    traced once more with the value itself, which another value does not fit: first with those lists, then with those
+    numbers and ints, and last with the floats.
     """
-    symbolic = any(type(leaf) is float for leaf in call.leaves)
+    floats = frozenset((float,) if any(type(leaf) is float for leaf in call.leaves) else ())
+    all_symbolic = floats | frozenset((int,) if call.moving_ints else ())
     numbers = [place for place in places if place.type is not list]
-    for some in [places] if numbers == places else [places, numbers]:
-        if not some:
-            continue
+    steps = [(places, all_symbolic), (numbers, all_symbolic), ([], floats), ([], frozenset())]
+    *steps, last = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if step != after]
+    for some, symbolic in steps:
         try:
             found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, some)
             if not attempt.asks_type:
                 return found
-        except Exception:  # which is raised again where it was not the stand-ins' doing
-            pass
+        except Exception as error:  # which is raised again where it was not the symbols' doing
+            has_ints = some or int in symbolic
+            if not (has_ints or attempt.asks_type or isinstance(error, (TypeError, AttributeError))):
+                raise
         attempt.take_back()
         attempt.asks_type, attempt.stand_ins = False, set()
-    try:
-        found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, [])
-        if not attempt.asks_type:
-            return found
-    except (TypeError, AttributeError):
-        if not symbolic:
-            raise
-    except Exception:
-        if not attempt.asks_type:
-            raise
-    attempt.take_back()
-    attempt.asks_type = False
-    return _trace(call, mesh, environment, varying, moving, symbols, attempt, False, [])
+    return _trace(call, mesh, environment, varying, moving, symbols, attempt, last[1], last[0])
 
 
 @collected_later()
@@ -281,7 +273,7 @@ def _trace(
     moving: set[Path],
     symbols: Any,
     attempt: Attempt,
-    symbolic: bool,
+    symbolic: Set[type],
     places: list[Place],
 ) -> Trace:
     function, leaves = call.function, call.leaves
@@ -293,7 +285,7 @@ def _trace(
     recording.arguments, recording.path_of = len(leaves), call.path_of
     watch = OptimizerWatch(recording, environment.optimizers, varying)
     snapshot = Snapshot()
-    entered = Entered(snapshot, symbolic, symbols is not None, bool(places))
+    entered = Entered(snapshot, float in symbolic, symbols is not None, bool(places) or int in symbolic)
     roots: list[tuple[Path, Any]] = [(("",), function)]
     if isinstance(function, MethodType):
         roots = [(("",), function.__func__), (("self",), function.__self__)]
@@ -319,7 +311,7 @@ def _trace(
 
     attempt.mesh, attempt.undo = mesh, undo
     try:
-        inputs_, arguments = symbolic_arguments(recording, call, leaves, types, symbolic)
+        inputs_, arguments = symbolic_arguments(recording, call, leaves, types, stand_ins, symbolic)
         as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
         passed = Passed(
             call.args,
@@ -335,6 +327,7 @@ def _trace(
             stack.enter_context(CASTS.apart())
             stack.enter_context(watch.watching())
             attempt.stand_ins = stand_ins.put(places, passes=bool(passed.ours))
+            attempt.stand_ins |= {("argument", number) for number in call.moving_ints if int in symbolic}
             stack.enter_context(module_paths(environment))
             stack.enter_context(tracing(recording))
             if symbols is not None:

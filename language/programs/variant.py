@@ -296,7 +296,7 @@ class _Drawn:
 def first_run(compiled: Compiled, trace: Trace, leaves: list[Any], attempt: Attempt, handlers: HandlersLater) -> Any:
     """Run the step of the call that was traced: Python is as the trace left it. Says so when the step is given, and
     has signals' `handlers` run from then on."""
-    scalars = {label: float(leaves[number]) for label, number in trace.arguments.items()}
+    scalars = {label: leaves[number] for label, number in trace.arguments.items()}
     scalars.update(trace.hyperparameters)
     scalars.update(trace.stand_ins.values)
     cells = [cell for _, cell in trace.states]
@@ -422,8 +422,6 @@ class Variant:
         self._only_computes = not (touched or trace.requiring)
         """Whether a call gives results and no more: it has no state, and changes nothing in Python."""
         leaf = trace.result.leaves[0] if trace.result.spec.is_leaf() else None
-        self.replayed = False
-        """Whether a call has fitted it."""
         self._home = trace.mesh_of(leaf) if isinstance(leaf, Value) else None
         """Where the result is, if that is one tensor."""
         self._differentiable = trace.result.differentiable[:1] == [True]
@@ -472,7 +470,7 @@ class Variant:
         return live, cells, scalars
 
     def _scalars(self, leaves: list[Any], live: Live) -> dict[str, float]:
-        values = {label: float(leaves[number]) for label, number in self.trace.arguments.items()}
+        values = {label: leaves[number] for label, number in self.trace.arguments.items()}
         for label, spot, index in self._hyperparameters:
             value = live[spot]
             values[label] = float(value if index is None else value[index])
@@ -500,7 +498,6 @@ class Variant:
     def run(self, leaves: list[Any], found: tuple[Live, list[Cell], dict[str, float]], args: Any, kwargs: Any) -> Any:
         """Run one step, of a call with these arguments: returns at once, with tensors that are still being computed."""
         trace, compiled = self.trace, self.compiled
-        self.replayed = True
         if trace.questions:
             given, leaves = leaves, _answered(trace, leaves, found[1])
             again = self.holds(given)

@@ -379,18 +379,17 @@ def test_an_example_for_two_arguments_is_two_inputs(mesh: Mesh) -> None:
 def test_a_number_or_text_that_is_another_at_each_call_is_named_once(mesh: Mesh) -> None:
     @program(mesh=mesh)
     def step(x: torch.Tensor, at: int, *, state: dict[str, Any], flag: bool = False) -> torch.Tensor:
-        return x * at
+        return x[:at] * state["n"][0]
 
     with pytest.warns(PerformanceWarning) as said:
         for number in range(12):
             step(torch.ones(2), 5, state={"n": [number], "name": "a"}, flag=number % 2 == 0)
-            step(torch.ones(2), number, state={"n": [0], "name": str(number)})
+            step(torch.ones(2), number, state={"n": [0], "name": "a"})
+            step(torch.ones(2), 5, state={"n": [0], "name": str(number)})
     assert sorted(str(each.message) for each in said) == [
-        "the program 'step' is traced and compiled for each value of 'at' (7 is number 8): one that is computed with "
-        "can be a float, or a tensor.",
-        "the program 'step' is traced and compiled for each value of 'state['n'][0]' (7 is number 8): one that is "
-        "computed with can be a float, or a tensor.",
-        "the program 'step' is traced and compiled for each value of 'state['name']' ('7' is number 8).",
+        "the program 'step' is traced and compiled for each value of 'at' (7 is number 8), which it uses as a size, an "
+        "index, a key or text.",
+        "the program 'step' is traced and compiled for each value of 'state['name']' ('6' is number 8).",
     ]
 
 
