@@ -215,6 +215,7 @@ def test_tokens_are_drawn_from_what_transformers_draws_from(options: dict[str, A
     torch.testing.assert_close(Sampling(**options).probabilities(logits), wanted.softmax(-1))
 
 
+@pytest.mark.full
 def test_drawn_tokens_follow_the_seed_and_are_likely_ones() -> None:
     model = GPT(vocabulary=61, width=32, layers=1, heads=4, sequence=16)  # compiled five times
     with partitioned_mesh(data=2, model=2) as mesh:
@@ -230,6 +231,7 @@ def test_drawn_tokens_follow_the_seed_and_are_likely_ones() -> None:
         assert draw(3, top_p=1e-6) == generate(model, PROMPTS, max_new_tokens=3).tolist()
 
 
+@pytest.mark.full
 def test_a_tensor_of_prompts_and_no_new_tokens() -> None:
     model = family("gpt2")
     prompts = torch.tensor([[5, 6, 7], [7, 6, 5]])
@@ -300,6 +302,7 @@ def test_wrong_arguments_are_named() -> None:
             generate(GPT(), PROMPTS, **{"max_new_tokens": 2, **options})
 
 
+@pytest.mark.full
 def test_padding_is_any_number() -> None:
     model = family("llama")
     wanted = theirs(model, 4)
@@ -316,6 +319,7 @@ def test_padding_is_any_number() -> None:
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", ["gpt", "gpt2"])
 def test_a_table_of_positions_ends(kind: str) -> None:
     model: Any = GPT(vocabulary=61, width=32, layers=1, heads=4, sequence=1024) if kind == "gpt" else family(kind)

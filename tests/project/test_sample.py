@@ -68,6 +68,7 @@ def sampled(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     return passed
 
 
+@pytest.mark.full
 def test_a_sample_is_the_same_in_each_process(sampled: set[str], tmp_path: Path) -> None:
     assert len(sampled) == 3
     assert outcome(tmp_path, "-n2", "--dist=loadfile") == ("15 passed", sampled)

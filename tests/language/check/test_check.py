@@ -529,6 +529,7 @@ def test_our_own_programs_are_clean(folder: str) -> None:
     assert [str(finding) for path in paths for finding in check_file(path)] == []
 
 
+@pytest.mark.full
 def test_the_tests_good_programs_are_clean() -> None:
     refused = {ROOT / "tests/language" / name for name in ("test_errors.py", "programs/test_refused.py")}
     wrong = {*refused, *(ROOT / "tests/language/check").glob("*.py")}

@@ -33,6 +33,7 @@ from tests.compiler.kernels.triton.assembly import assert_no_spills, assert_tens
 from tests.compiler.kernels.triton.emitted import launch_all
 from tests.compiler.kernels.triton.interpreter import interpreting
 from tests.compiler.reference import run_reference
+from tests.stdlib.kernels.numerics import TARGETS
 
 PROGRAM = """
 import torch
@@ -165,7 +166,7 @@ def attention_plan(
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_attention_in_a_plan(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Machine code of every variant that fits, with matrix instructions and wide loads; the file gives it back."""
     monkeypatch.setenv("MONARCH_CACHE", str(tmp_path))
@@ -225,7 +226,7 @@ def test_the_arguments_of_an_instruction() -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("target", ["cuda:80", "cuda:90", "cuda:100", "gfx942"])
+@pytest.mark.parametrize("target", TARGETS)
 def test_the_demos_products_compiled(target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As the plan would run them, at the demo's width: on matrix units, with nothing spilled from registers."""
     path = tmp_path / "train.py"
