@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from monarch.language.programs.call import ProgramCall
 from monarch.language.programs.named import Specialised
 from monarch.language.programs.nodes import Live, Path
+from monarch.language.programs.recorded import Trace
 from monarch.language.programs.signature import without_ints
 from monarch.language.programs.stand_ins import KnownPlaces, Place, moved, needless
-from monarch.language.programs.trace import Trace
 from monarch.language.programs.variant import Compiled, Variant
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.mesh import Mesh

@@ -29,10 +29,11 @@ from monarch.language.programs.handlers import HandlersLater
 from monarch.language.programs.memory import PLANS, SIGNATURES, VARIANTS, Entry, Memory, Remembered
 from monarch.language.programs.named import symbols_for
 from monarch.language.programs.nodes import Path
+from monarch.language.programs.recorded import Trace
 from monarch.language.programs.redundancy import keep_copies
 from monarch.language.programs.signature import no_function, parameters, signature, without_ints, written
 from monarch.language.programs.stand_ins import Place
-from monarch.language.programs.trace import Trace, trace
+from monarch.language.programs.trace import trace
 from monarch.language.programs.variant import Compiled, Variant, first_run
 from monarch.language.programs.watched import is_watched, run_itself
 from monarch.language.recorder.recording import current, turns

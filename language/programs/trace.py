@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import cached_property
 from types import MethodType
 from typing import Any
 
@@ -16,17 +15,12 @@ import torch
 from torch.utils import _pytree as pytree
 
 from monarch.compiler.errors import ProgramError, Source
-from monarch.compiler.execution.executor import Executor
-from monarch.compiler.graph import Graph
 from monarch.compiler.loading import load
-from monarch.compiler.passes.functionalize import functionalize
-from monarch.compiler.symbols import Scope, has_names, is_named, poly_of
-from monarch.compiler.tape import Expr, Tape, Value
-from monarch.compiler.types import TensorType
+from monarch.compiler.symbols import has_names
+from monarch.compiler.tape import Value
 from monarch.language.compile import collected_later
 from monarch.language.optimizers.watch import OptimizerWatch
-from monarch.language.placing.asked import Question
-from monarch.language.programs.attempt import Attempt, nothing
+from monarch.language.programs.attempt import Attempt
 from monarch.language.programs.autocasts import CASTS, weights
 from monarch.language.programs.call import (
     ProgramCall,
@@ -50,6 +44,7 @@ from monarch.language.programs.modules import module_paths
 from monarch.language.programs.nodes import Path, Spot
 from monarch.language.programs.own import check_own
 from monarch.language.programs.passed import Passed
+from monarch.language.programs.recorded import Trace
 from monarch.language.programs.repeatable import Repeatable
 from monarch.language.programs.results import Result, Stopped, result_of, with_sizes
 from monarch.language.programs.snapshot import Snapshot
@@ -60,168 +55,9 @@ from monarch.language.recorder.random import counting_streams
 from monarch.language.recorder.recording import Recording, current
 from monarch.language.recorder.refusals import Ended
 from monarch.language.tensors.cell import Cell
-from monarch.language.tensors.history import Ending, end_in_place
+from monarch.language.tensors.history import end_in_place
 from monarch.language.tensors.mesh import Mesh
-from monarch.language.tensors.shapes import default_dtype
 from monarch.language.tensors.tensor import DistributedTensor
-
-
-@dataclass
-class Trace:
-    """One run of a program's function, recorded."""
-
-    name: str
-    mesh: Mesh
-    meshes: dict[str, Mesh]
-    """Those of a program of several, by their names; empty for one of one mesh."""
-    homes: dict[Value, Mesh]
-    """Where results and the tensors that it leaves in Python are, in a program of several meshes."""
-    dtype: torch.dtype
-    """PyTorch's default dtype when it began, under which it is compiled and run."""
-    tape: Tape
-    result: Result
-    end: Ending | None
-    """Where the history of its results ends; None where none would have one in PyTorch."""
-    through: list[int]
-    """The arguments, by number, that require a gradient, to which such a history leads."""
-    states: list[tuple[str, Cell]]
-    """Label and cell of each state that is read or updated, in the order of first use."""
-    escapes: list[tuple[str, weakref.ref[Cell], Value]]
-    """Label, cell and value of each tensor that the trace made and that outlives it."""
-    arguments: dict[str, int]
-    """The numbers that are arguments: label -> number of the argument leaf."""
-    hyperparameters: dict[str, float]
-    """What the numbers of optimizers are in the call that is traced."""
-    conditions: list[tuple[Expr, Any]]
-    """What has to hold of the numbers of a call."""
-    guards: Guards
-    effects: Effects
-    spots: list[tuple[Spot, tuple[Any, ...]]]
-    """Where each state is found at a later call, and how the tensor there views it."""
-    fixed: dict[Path, tuple[str, str]]
-    """Hyperparameters that are built in, by place: optimizer's label and key."""
-    returned: dict[int, Make]
-    """The Python objects among the results, by the leaf's number: how another call finds or makes them."""
-    sources: dict[str, tuple[Spot, int | None]]
-    """Where each hyperparameter is found: its place, and its number among several."""
-    stand_ins: StandIns
-    """The numbers that each call reads in Python, and the lists to which it appends."""
-    pinned: set[Path]
-    """The places of such numbers of which the trace is valid for one value alone."""
-    requiring: list[tuple[int, bool]]
-    """The plain arguments, by number, that the program has require a gradient, or none."""
-    apart: list[int]
-    """The arguments, by number, by which it may differentiate: no other way leads to them."""
-    passes: bool
-    """Whether there are lists or dicts among its arguments."""
-    asks_which: bool
-    """Whether it may have asked which object an argument is."""
-    with_history: list[int]
-    """The arguments, by number, whose history ends at the program, where that differentiates."""
-    scope: Scope | None
-    """The named sizes that it is valid for all values of, under conditions; None where it has none."""
-    free: frozenset[str | int]
-    """The states, by label, and the arguments, by number, whose layouts nobody has said."""
-    large: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]
-    """The large plain tensors from outside that ops have read, each with its content."""
-    cannot: tuple[str, Source | None] | None
-    """Why a later call has to trace again, with the line, where no guards can say what it would do."""
-    weights: list[int]
-    """The states, by number, of which an autocast around a call would keep casts."""
-    questions: list[Question]
-    """What each call asks of actors before its step."""
-    changes: list[Change | Growth]
-    """What the traced call changes in Python."""
-    undo: Callable[[], None]
-    """Puts all Python objects back to what they were before the trace."""
-
-    def end_of(self, cells: list[Cell], args: Any, kwargs: Any) -> Ending | None:
-        """Where the history ends of what a call returns that reads these cells."""
-        assert self.end is not None
-        given = pytree.tree_leaves((args, kwargs)) if self.through else ()
-        return self.end[0].of(cells, [given[number] for number in self.through])
-
-    @cached_property
-    def _functional(self) -> tuple[Graph, dict[str, str]]:
-        updates = {label: entry.value for (label, _), entry in zip(self.states, self._state_inputs, strict=True)}
-        updates.update({label: value for label, _, value in self.escapes})
-        names = {mesh: name for name, mesh in self.meshes.items()}
-        with default_dtype(self.dtype):
-            graph, aliases = functionalize(
-                self.tape,
-                name=self.name,
-                mesh=self.mesh._workers.spec if names else self.mesh.spec,
-                returns=self.result.values,
-                updates=updates,
-                parts={name: mesh._shape for name, mesh in self.meshes.items()},
-                homes={value: names[mesh] for value, mesh in self.homes.items()},
-            )
-        graph.free = self.free
-        return graph, aliases
-
-    @property
-    def executor(self) -> Executor:
-        """What runs its plan: for a program of several meshes that of the mesh of which all are parts."""
-        executor = self.mesh.executor
-        return executor.whole if self.meshes else executor
-
-    def mesh_of(self, value: Value) -> Mesh:
-        """The mesh on which a result is."""
-        return self.homes.get(value, self.mesh)
-
-    def by_mesh(self, cells: Iterable[Cell]) -> Iterator[tuple[Mesh, list[Cell]]]:
-        """Cells by the mesh that they are on."""
-        if not self.meshes:
-            yield self.mesh, list(cells)
-            return
-        found: dict[Mesh, list[Cell]] = {}
-        for cell in cells:
-            found.setdefault(cell.mesh, []).append(cell)
-        yield from found.items()
-
-    @property
-    def _state_inputs(self) -> list[Any]:
-        return [entry for entry in self.tape.inputs if entry.kind == "state"]
-
-    @property
-    def graph(self) -> Graph:
-        return self._functional[0]
-
-    @property
-    def aliases(self) -> dict[str, str]:
-        """States that share another's output: label -> the label that the graph updates."""
-        return self._functional[1]
-
-    @cached_property
-    def key(self) -> Any:
-        """Equal for equal programs."""
-        key = self.tape.key if self.scope is None else _unscoped(self.tape.key)
-        shapes = tuple((name, mesh._shape) for name, mesh in (self.meshes or {"": self.mesh}).items())
-        homes = tuple(mesh._shape for mesh in self.homes.values())
-        escapes = tuple(value for _, _, value in self.escapes)
-        return key, tuple(self.result.values), tuple(self.result.strides), escapes, shapes, homes
-
-    def release(self) -> None:
-        """Let go of what only the traced call needed, and keep nothing of the user's alive."""
-        for number in self.returned:
-            self.result.leaves[number] = None
-        self.states = []
-        self.end = None if self.end is None else self.end[0].of((), ())
-        self.hyperparameters = {}
-        self.stand_ins.release()
-        self.changes = []
-        self.undo = nothing
-        self.guards.close()
-        self.effects.close()
-
-    def line(self, name: str) -> Source | None:
-        """Where the user's code names something first."""
-        return self.guards.entered.line(name)
-
-    @cached_property
-    def constants(self) -> list[torch.Tensor]:
-        """The plain tensors that are built in."""
-        return [entry.tensor for entry in self.tape.inputs if entry.tensor is not None]
 
 
 def trace(
@@ -276,140 +112,16 @@ def _trace(
     symbolic: Set[type],
     places: list[Place],
 ) -> Trace:
-    function, leaves = call.function, call.leaves
-    types = call.types(mesh, None if symbols is None else symbols.scope)
-    for part in mesh._family:
-        part.flush(call.name)
     before, followed = current.recording, sys.gettrace()
-    recording = Recording(mesh, True, symbols)
-    recording.arguments, recording.path_of = len(leaves), call.path_of
-    watch = OptimizerWatch(recording, environment.optimizers, varying)
-    snapshot = Snapshot()
-    entered = Entered(snapshot, float in symbolic, symbols is not None, bool(places) or int in symbolic)
-    roots: list[tuple[Path, Any]] = [(("",), function)]
-    if isinstance(function, MethodType):
-        roots = [(("",), function.__func__), (("self",), function.__self__)]
-    roots += [
-        (("argument", number), leaf)
-        for number, leaf in enumerate(leaves)
-        if type(leaf) not in PLAIN and not isinstance(leaf, torch.Tensor)
-    ]
-    for root in (*(root for _, root in roots), *environment.optimizers.values()):
-        snapshot.visit(root)
-    recording.repeatable = Repeatable(snapshot, entered, roots)
-
-    of_caller: list[Passed] = []
-    stand_ins = StandIns(recording, snapshot)
-
-    def undo() -> None:
-        stand_ins.take_back()
-        watch.restore()
-        stand_ins.take_back()  # of an optimizer that was noted with them
-        snapshot.restore()
-        for each in of_caller:
-            each.give_back()
-
-    attempt.mesh, attempt.undo = mesh, undo
+    run = _Run(call, mesh, environment, varying, symbols, symbolic, places)
+    attempt.mesh, attempt.undo = mesh, run.undo
     try:
-        inputs_, arguments = symbolic_arguments(recording, call, leaves, types, stand_ins, symbolic)
-        as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in inputs_]
-        passed = Passed(
-            call.args,
-            call.kwargs,
-            pytree.tree_unflatten(inputs_[: call.spec.num_leaves], with_sizes(call.spec)),
-            not call.examples,
-        )
-        of_caller.append(passed)
-        args, kwargs = passed.args, passed.kwargs
-        with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
-            stack.enter_context(counting_streams(lambda: entered.generator.get("manual_seed")))
-            stack.enter_context(CASTS.apart())
-            stack.enter_context(watch.watching())
-            attempt.stand_ins = stand_ins.put(places, passes=bool(passed.ours))
-            attempt.stand_ins |= {("argument", number) for number in call.moving_ints if int in symbolic}
-            stack.enter_context(module_paths(environment))
-            stack.enter_context(tracing(recording))
-            if symbols is not None:
-                named = stack.enter_context(load("monarch.language.recorder.named:NamedSizes")())
-                stack.enter_context(symbols.tracing(named.where))
-            stack.enter_context(entered.watching())
-            try:
-                returned = next(_alone(function, args, kwargs))
-                if isinstance(returned, Stopped):
-                    raise returned.error
-            except RuntimeError as error:
-                apart(call, inputs_, as_made, snapshot.held)  # as autograd's, which has not found the other one
-                check_leaves(call, error)
-                raise
-            if current.refused is not None:
-                raise current.refused  # which the program has caught
-        entered.check_generator()
-        attempt.asks_type = entered.asks_type or recording.needs_values
-        del args, kwargs
-        stand_ins.find()
-        free = dict.fromkeys(watch.read_at_each_call, are_floats) | stand_ins.free
-        requiring, with_gradients = differentiated(inputs_, leaves, call.given)
-        for position in with_gradients:
-            snapshot.visit(leaves[position])
-            roots.append((("argument", position), leaves[position]))
-            leaves[position].requires_grad_(inputs_[position].requires_grad).grad = inputs_[position].grad
-        among_arguments = passed.changes()
-        own = [(held, now) for held, now in snapshot.changes() if not passed.has(held.holder)]
-        changes = [*own, *((held, now) for _, held, now in among_arguments)]
-        _check_regions(changes)
-        if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
-            raise Specialise("it leaves a named size in Python")
-        guards = Guards(
-            snapshot, entered, roots, free, moving | call.moving, rebound(own, snapshot.held), set(recording.states)
-        )
-        guards.tell_arguments(leaves, call.written)
-        backward = any(op.backward for op in recording.tape.ops)
-        requiring_apart = apart(call, inputs_, as_made, guards.spot_of)
-        check_own(call.given, inputs_, as_made, entered, backward)
-        with_history = histories(call.leaves) if backward else []
-        check_histories(call, with_history, guards.spot_of)
-        passed.check_apart(call.name, guards.spot_of, own, entered.asks_which)
-        through = requiring_gradients(call.given, inputs_)
-        cells = [state.cell for state in recording.states.values()]
-        end = call.end.of(cells, [call.given[number] for number in through])
-        effects = Effects(guards, recording, inputs_, call.given, passed, end)
-        for held, now in own:
-            if isinstance(held, Tensor) and _has_got_a_history(held):
-                end_in_place(end, held.holder)
-            effects.add(held, now)
-        for at, held, now in among_arguments:
-            effects.add(held, now, at)
-        own_code = getattr(function, "__code__", None)
-        result = result_of(
-            recording, returned, effects, guards.spot_of, lambda code: code is own_code or entered.made_by(code)
-        )
-        returned = effects.returned(result.leaves)
-        for held, now in changes:
-            effects.concretize(held, now)
-        effects.concretize_returned(result.leaves)
-        stand_ins.settle()
-        changed: list[Change | Growth] = [change for held, _ in own if (change := Change.since(held)) is not None]
-        for at, held, _ in among_arguments:
-            changed.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
-            changed[-1].make()
-        changed += stand_ins.grow()
-        passes = bool(passed.ours)
-        now = [], []  # the last one's tensors have histories, which keep what autograd has saved
-        del changes, own, among_arguments, passed, inputs_
-        recording.regions.clear()  # they keep alive what the program has let go of
-        if recording.questions and symbols is not None:
-            raise Specialise("it asks actors")
-        labels_of = state_names(environment, watch.optimizers)
-        escapes = _escapes(recording, effects)
-        if any(has_names(value.shape) for _, value in escapes):
-            raise Specialise("it leaves a tensor of a named size in Python")
-        if entered.handled is not None and symbols is not None:
-            raise Specialise(f"it handles an error that a named size may have caused: {entered.handled}")
+        left = run.read(run.returned(attempt), moving)
+        escapes = run.escapes(left.effects)
     except BaseException as error:
-        attempt.asks_type = entered.asks_type or recording.needs_values
+        attempt.asks_type = run.asks_type
         current.recording = before  # an interrupt may come where a context manager would have given this back,
-        watch.end()  # or have ended that
+        run.watch.end()  # or have ended that
         refused = current.refused
         if refused is not None and refused is not error and isinstance(error, (Exception, Ended)):
             raise refused from None
@@ -419,97 +131,307 @@ def _trace(
         if current.ends:
             current.ends = 0
             sys.settrace(followed)
-    taken: set[str] = set(recording.scalars) | {"seed"}
-    homes: dict[Value, Mesh] = {}
-    if recording.places is not None:
-        for value in (*result.values, *(entry.value for entry in recording.states.values())):
-            homes[value] = recording.mesh_of(value)
+    return run.recorded(left, escapes)
+
+
+@dataclass
+class _Left:
+    """What a run of a program's function has read and left behind: the fields of `Trace` with these names."""
+
+    guards: Guards
+    effects: Effects
+    result: Result
+    returned: dict[int, Make]
+    through: list[int]
+    requiring: list[tuple[int, bool]]
+    apart: list[int]
+    with_history: list[int]
+    passes: bool
+    changes: list[Change | Growth]
+
+
+class _Run:
+    """One run of a call's function: `returned` runs it, `read` looks at what it has met and changed, and `recorded`
+    says what later calls have to know."""
+
+    def __init__(
+        self,
+        call: ProgramCall,
+        mesh: Mesh,
+        environment: Environment,
+        varying: set[tuple[str, str]],
+        symbols: Any,
+        symbolic: Set[type],
+        places: list[Place],
+    ) -> None:
+        self.call, self.mesh, self.environment = call, mesh, environment
+        self.symbols, self.symbolic, self.places = symbols, symbolic, places
+        self.types = call.types(mesh, None if symbols is None else symbols.scope)
+        for part in mesh._family:
+            part.flush(call.name)
+        self.recording = Recording(mesh, True, symbols)
+        self.recording.arguments, self.recording.path_of = len(call.leaves), call.path_of
+        self.watch = OptimizerWatch(self.recording, environment.optimizers, varying)
+        self.snapshot = Snapshot()
+        with_ints = bool(places) or int in symbolic
+        self.entered = Entered(self.snapshot, float in symbolic, symbols is not None, with_ints)
+        self.roots = _roots(call)
+        for root in (*(root for _, root in self.roots), *environment.optimizers.values()):
+            self.snapshot.visit(root)
+        self.recording.repeatable = Repeatable(self.snapshot, self.entered, self.roots)
+        self.stand_ins = StandIns(self.recording, self.snapshot)
+        self.passed: Passed | None = None
+        self.inputs: list[Any] = []
+        """What the function is given for each leaf of the arguments."""
+        self.as_made: list[dict[str, Any]] = []
+        """The attributes of those before the function runs, where they are tensors on a mesh."""
+        self.arguments: dict[str, int] = {}
+
+    def undo(self) -> None:
+        """Put Python's objects back to what they were before the run."""
+        self.stand_ins.take_back()
+        self.watch.restore()
+        self.stand_ins.take_back()  # of an optimizer that was noted with them
+        self.snapshot.restore()
+        if self.passed is not None:
+            self.passed.give_back()
+
+    @property
+    def asks_type(self) -> bool:
+        """Whether the function asked for what only Python's own numbers and lists can answer."""
+        return self.entered.asks_type or self.recording.needs_values
+
+    # -- running -------------------------------------------------------------------------------------------------
+
+    def returned(self, attempt: Attempt) -> Any:
+        """What the function returns, run with symbolic arguments, and with stand-ins at their places."""
+        call, recording, entered = self.call, self.recording, self.entered
+        self.inputs, self.arguments = symbolic_arguments(
+            recording, call, call.leaves, self.types, self.stand_ins, self.symbolic
+        )
+        self.as_made = [dict(vars(symbol)) if isinstance(symbol, DistributedTensor) else {} for symbol in self.inputs]
+        given = pytree.tree_unflatten(self.inputs[: call.spec.num_leaves], with_sizes(call.spec))
+        self.passed = Passed(call.args, call.kwargs, given, not call.examples)
+        with ExitStack() as stack:
+            stack.enter_context(torch.enable_grad() if torch.is_grad_enabled() else torch.no_grad())
+            stack.enter_context(counting_streams(lambda: entered.generator.get("manual_seed")))
+            stack.enter_context(CASTS.apart())
+            stack.enter_context(self.watch.watching())
+            attempt.stand_ins = self.stand_ins.put(self.places, passes=bool(self.passed.ours))
+            attempt.stand_ins |= {("argument", number) for number in call.moving_ints if int in self.symbolic}
+            stack.enter_context(module_paths(self.environment))
+            stack.enter_context(tracing(recording))
+            if self.symbols is not None:
+                named = stack.enter_context(load("monarch.language.recorder.named:NamedSizes")())
+                stack.enter_context(self.symbols.tracing(named.where))
+            stack.enter_context(entered.watching())
+            try:
+                returned = next(_alone(call.function, self.passed.args, self.passed.kwargs))
+                if isinstance(returned, Stopped):
+                    raise returned.error
+            except RuntimeError as error:
+                # as autograd's, which has not found the other one
+                apart(call, self.inputs, self.as_made, self.snapshot.held)
+                check_leaves(call, error)
+                raise
+            if current.refused is not None:
+                raise current.refused  # which the program has caught
+        entered.check_generator()
+        attempt.asks_type = self.asks_type
+        return returned
+
+    # -- what it has read and left ----------------------------------------------------------------------------------
+
+    def read(self, returned: Any, moving: set[Path]) -> _Left:
+        """Find what the run has read and changed in Python, and put this call's arguments and numbers there for what
+        stood for them. `moving` are the places at which there are other tensors from call to call."""
+        call, recording, passed = self.call, self.recording, self.passed
+        assert passed is not None
+        self.stand_ins.find()
+        free = dict.fromkeys(self.watch.read_at_each_call, are_floats) | self.stand_ins.free
+        requiring, with_gradients = differentiated(self.inputs, call.leaves, call.given)
+        for position in with_gradients:
+            leaf, symbol = call.leaves[position], self.inputs[position]
+            self.snapshot.visit(leaf)
+            self.roots.append((("argument", position), leaf))
+            leaf.requires_grad_(symbol.requires_grad).grad = symbol.grad
+        among_arguments = passed.changes()
+        own = [(held, now) for held, now in self.snapshot.changes() if not passed.has(held.holder)]
+        changes = [*own, *((held, now) for _, held, now in among_arguments)]
+        _check_regions(changes)
+        if any(isinstance(value, _NAMED) for _, (_, values) in changes for value in values):
+            raise Specialise("it leaves a named size in Python")
+        guards = Guards(
+            self.snapshot,
+            self.entered,
+            self.roots,
+            free,
+            moving | call.moving,
+            rebound(own, self.snapshot.held),
+            set(recording.states),
+        )
+        guards.tell_arguments(call.leaves, call.written)
+        backward = any(op.backward for op in recording.tape.ops)
+        differentiates_by = apart(call, self.inputs, self.as_made, guards.spot_of)
+        check_own(call.given, self.inputs, self.as_made, self.entered, backward)
+        with_history = histories(call.leaves) if backward else []
+        check_histories(call, with_history, guards.spot_of)
+        passed.check_apart(call.name, guards.spot_of, own, self.entered.asks_which)
+        through = requiring_gradients(call.given, self.inputs)
+        cells = [state.cell for state in recording.states.values()]
+        end = call.end.of(cells, [call.given[number] for number in through])
+        effects = Effects(guards, recording, self.inputs, call.given, passed, end)
+        for held, now in own:
+            if isinstance(held, Tensor) and _has_got_a_history(held):
+                end_in_place(end, held.holder)
+            effects.add(held, now)
+        for at, held, now in among_arguments:
+            effects.add(held, now, at)
+        own_code = getattr(call.function, "__code__", None)
+        result = result_of(
+            recording, returned, effects, guards.spot_of, lambda code: code is own_code or self.entered.made_by(code)
+        )
+        makes = effects.returned(result.leaves)
+        for held, now in changes:
+            effects.concretize(held, now)
+        effects.concretize_returned(result.leaves)
+        self.stand_ins.settle()
+        left: list[Change | Growth] = [change for held, _ in own if (change := Change.since(held)) is not None]
+        for at, held, _ in among_arguments:
+            left.append(Change(type(held), passed.theirs[at], *passed.contents(at), True))
+            left[-1].make()
+        left += self.stand_ins.grow()
+        passes = bool(passed.ours)
+        return _Left(guards, effects, result, makes, through, requiring, differentiates_by, with_history, passes, left)
+
+    def escapes(self, effects: Effects) -> list[tuple[Cell, Value]]:
+        """The tensors that the run has made and that are still alive, with their values."""
+        self.inputs, self.as_made = [], []
+        self.recording.regions.clear()  # they keep alive what the program has let go of
+        found = _escapes(self.recording, effects)
+        if self.symbols is not None:
+            if self.recording.questions:
+                raise Specialise("it asks actors")
+            if any(has_names(value.shape) for _, value in found):
+                raise Specialise("it leaves a tensor of a named size in Python")
+            if self.entered.handled is not None:
+                raise Specialise(f"it handles an error that a named size may have caused: {self.entered.handled}")
+        return found
+
+    # -- the record -----------------------------------------------------------------------------------------------
+
+    def recorded(self, left: _Left, escapes: list[tuple[Cell, Value]]) -> Trace:
+        """The record of the run. Nothing of it is needed any more but `undo`."""
+        recording, guards, effects, result, watch = self.recording, left.guards, left.effects, left.result, self.watch
+        homes = self._homes(result, escapes)
+        labels_of = state_names(self.environment, watch.optimizers)
+        taken = set(recording.scalars) | {"seed"}
+        entries = [*recording.states.values()]
+        states = labelled([(labels_of.get(id(entry.cell)), entry.cell) for entry in entries], taken, "state")
+        inputs = [entry for entry in recording.tape.inputs if entry.kind == "state"]
+        for (label, _), entry in zip(states, inputs, strict=True):
+            entry.label = label
+        made = labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
+        spots = _spots(self.snapshot, guards, [cell for _, cell in states])
+        stepped = {id(group) for optimizer in watch.optimizers for group in optimizer.param_groups}
+        hyperparameters = {
+            label: source
+            for label, source in watch.scalars.items()
+            if id(source.group) in stepped or id(source.group) in guards.node_of  # else the program cannot have read it
+        }
+        sources = {label: (guards.entry(each.group, each.key), each.index) for label, each in hyperparameters.items()}
+        cannot = self._cannot(guards, effects, escapes)
+        if cannot is None and None in spots:
+            cannot = f"it reads a tensor ('{states[spots.index(None)][0]}') by a way that cannot be followed", None
+        if cannot is None and any(spot is None for spot, _ in sources.values()):
+            cannot = "it makes an optimizer", None
+        self.stand_ins.follow(guards)
+        pinned = self.stand_ins.pinned(recording.guards)
+        self.stand_ins.close()
+        large = [*recording.large.values()]
+        recording.release()
+        if self.symbols is not None:
+            self.symbols.close()
+        return Trace(
+            name=self.call.name,
+            mesh=self.mesh,
+            meshes={} if recording.places is None else recording.places.meshes,
+            homes=homes,
+            dtype=recording.dtype,
+            tape=recording.tape,
+            result=result,
+            end=effects.end if effects.ends or any(result.differentiable) else None,
+            through=left.through,
+            states=states,
+            escapes=[
+                (label, weakref.ref(cell), value) for (label, cell), (_, value) in zip(made, escapes, strict=True)
+            ],
+            arguments=self.arguments,
+            hyperparameters={label: source.value for label, source in hyperparameters.items()},
+            conditions=list(dict.fromkeys(recording.guards)),
+            guards=guards,
+            effects=effects,
+            spots=[spot for spot in spots if spot is not None],
+            fixed={
+                (*guards.nodes[number].path, key): (label, key)
+                for label, group, key in watch.fixed
+                if (number := guards.node_of.get(id(group))) is not None
+            },
+            returned=left.returned,
+            stand_ins=self.stand_ins,
+            pinned=pinned,
+            sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
+            requiring=left.requiring,
+            apart=left.apart,
+            passes=left.passes,
+            with_history=left.with_history,
+            asks_which=self.entered.asks_which,
+            scope=None if self.symbols is None else self.symbols.scope,
+            free=unsaid(states, self.call.leaves, self.types, recording.questions),
+            large=large,
+            cannot=cannot,
+            weights=weights(recording.tape, [cell for _, cell in states], self.snapshot),
+            questions=recording.questions,
+            changes=left.changes,
+            undo=self.undo,
+        )
+
+    def _homes(self, result: Result, escapes: list[tuple[Cell, Value]]) -> dict[Value, Mesh]:
+        """Where results and the tensors that it leaves in Python are, in a program of several meshes."""
+        recording = self.recording
+        if recording.places is None:
+            return {}
+        values = (*result.values, *(entry.value for entry in recording.states.values()))
+        homes = {value: recording.mesh_of(value) for value in values}
         for cell, value in escapes:
             cell.mesh = homes[value] = recording.mesh_of(value)
-    states = labelled(
-        [(labels_of.get(id(entry.cell)), entry.cell) for entry in recording.states.values()], taken, "state"
-    )
-    inputs = [entry for entry in recording.tape.inputs if entry.kind == "state"]
-    for (label, _), entry in zip(states, inputs, strict=True):
-        entry.label = label
-    made = labelled([(labels_of.get(id(cell)), cell) for cell, _ in escapes], taken, "made")
-    spots = _spots(snapshot, guards, [cell for _, cell in states])
-    cannot = guards.unproven
-    if cannot is None and effects.cannot is not None:
-        what, name = effects.cannot
-        cannot = f"it {what}, and leaves it in '{name}'" if name else f"it {what}", entered.line(name)
-    if cannot is None and any(id(cell) not in effects.cells for cell, _ in escapes):
-        cannot = "something that cannot be looked into keeps a tensor that it makes", None
-    if cannot is None and None in spots:
-        cannot = f"it reads a tensor ('{states[spots.index(None)][0]}') by a way that cannot be followed", None
-    stepped = {id(group) for optimizer in watch.optimizers for group in optimizer.param_groups}
-    hyperparameters = {
-        label: source
-        for label, source in watch.scalars.items()
-        if id(source.group) in stepped or id(source.group) in guards.node_of  # else the program cannot have read it
-    }
-    sources = {
-        label: (guards.entry(source.group, source.key), source.index) for label, source in hyperparameters.items()
-    }
-    if cannot is None and any(spot is None for spot, _ in sources.values()):
-        cannot = "it makes an optimizer", None
-    stand_ins.follow(guards)
-    pinned = stand_ins.pinned(recording.guards)
-    stand_ins.close()
-    large = [*recording.large.values()]
-    recording.release()
-    if symbols is not None:
-        symbols.close()
-    return Trace(
-        name=call.name,
-        mesh=mesh,
-        meshes={} if recording.places is None else recording.places.meshes,
-        homes=homes,
-        dtype=recording.dtype,
-        tape=recording.tape,
-        result=result,
-        end=effects.end if effects.ends or any(result.differentiable) else None,
-        through=through,
-        states=states,
-        escapes=[(label, weakref.ref(cell), value) for (label, cell), (_, value) in zip(made, escapes, strict=True)],
-        arguments=arguments,
-        hyperparameters={label: source.value for label, source in hyperparameters.items()},
-        conditions=list(dict.fromkeys(recording.guards)),
-        guards=guards,
-        effects=effects,
-        spots=[spot for spot in spots if spot is not None],
-        fixed={
-            (*guards.nodes[number].path, key): (label, key)
-            for label, group, key in watch.fixed
-            if (number := guards.node_of.get(id(group))) is not None
-        },
-        returned=returned,
-        stand_ins=stand_ins,
-        pinned=pinned,
-        sources={label: (spot, index) for label, (spot, index) in sources.items() if spot is not None},
-        requiring=requiring,
-        apart=requiring_apart,
-        passes=passes,
-        with_history=with_history,
-        asks_which=entered.asks_which,
-        scope=None if symbols is None else symbols.scope,
-        free=unsaid(states, leaves, types, recording.questions),
-        large=large,
-        cannot=cannot,
-        weights=weights(recording.tape, [cell for _, cell in states], snapshot),
-        questions=recording.questions,
-        changes=changed,
-        undo=undo,
-    )
+        return homes
+
+    def _cannot(
+        self, guards: Guards, effects: Effects, escapes: list[tuple[Cell, Value]]
+    ) -> tuple[str, Source | None] | None:
+        """Why no guards can say what a later call would do, with the line."""
+        if guards.unproven is not None:
+            return guards.unproven
+        if effects.cannot is not None:
+            what, name = effects.cannot
+            return f"it {what}, and leaves it in '{name}'" if name else f"it {what}", self.entered.line(name)
+        if any(id(cell) not in effects.cells for cell, _ in escapes):
+            return "something that cannot be looked into keeps a tensor that it makes", None
+        return None
 
 
-def _unscoped(key: Any) -> Any:
-    """A tape's key with sizes that can be compared with another trace's."""
-    if isinstance(key, tuple):
-        return tuple([_unscoped(entry) for entry in key])
-    if isinstance(key, TensorType):
-        return str(key)
-    return poly_of(key) if is_named(key) else key
+def _roots(call: ProgramCall) -> list[tuple[Path, Any]]:
+    """What the function is reached by: itself, its object, and the arguments that guards look into."""
+    function = call.function
+    roots: list[tuple[Path, Any]] = [(("",), function)]
+    if isinstance(function, MethodType):
+        roots = [(("",), function.__func__), (("self",), function.__self__)]
+    return roots + [
+        (("argument", number), leaf)
+        for number, leaf in enumerate(call.leaves)
+        if type(leaf) not in PLAIN and not isinstance(leaf, torch.Tensor)
+    ]
 
 
 def _has_got_a_history(held: Tensor) -> bool:

@@ -36,8 +36,8 @@ from monarch.language.programs.handlers import ALL, HandlersLater
 from monarch.language.programs.held import same_plain
 from monarch.language.programs.nodes import Live
 from monarch.language.programs.passed import also_read, containers_in
+from monarch.language.programs.recorded import Trace
 from monarch.language.programs.signature import source_of
-from monarch.language.programs.trace import Trace
 from monarch.language.recorder.random import next_seed
 from monarch.language.tensors.cell import Cell
 from monarch.language.tensors.history import Ending, ended

@@ -15,8 +15,8 @@ from torch import nn
 import monarch
 from monarch.compiler.tape import Tape
 from monarch.language import Mesh
-from monarch.language.programs import trace as tracing
-from monarch.language.programs.trace import functionalize
+from monarch.language.programs import recorded
+from monarch.language.programs.recorded import functionalize
 from monarch.language.recorder import repeating
 from monarch.language.recorder.repeating import repeat
 from monarch.stdlib.models.gpt import GPT
@@ -86,7 +86,7 @@ def key_of(step: Any, *args: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any,
         made.append(tape)
         return functionalize(tape, *args, **options)
 
-    monkeypatch.setattr(tracing, "functionalize", noted)
+    monkeypatch.setattr(recorded, "functionalize", noted)
     graph = step.trace(*args).graph
     (tape,) = made
     return (tape.key, [(op.source, op.backward, op.module) for op in tape.ops], tape.values), str(graph)
