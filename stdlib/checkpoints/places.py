@@ -111,7 +111,8 @@ class SaveFolder:
     @property
     def stays(self) -> str:
         """What is at the path if the save ends before `finish`."""
-        return "the former checkpoint is still there" if self.path.exists() else f"no checkpoint is at {self.path}"
+        has_one = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
+        return "the former checkpoint is still there" if has_one else f"no checkpoint is at {self.path}"
 
     def finish(self) -> None:
         """Put the checkpoint in its place: a reader sees the former one, or this one. Raises OSError."""

@@ -107,6 +107,9 @@ def test_a_save_that_fails_gives_its_path_back_when_the_workers_have_ended_their
         monarch.save(state, path).result()
     assert seen[0] and not list(tmp_path.iterdir())
     assert f"no checkpoint is at {path}. Save again" in str(failed.value)
+    path.mkdir()
+    with pytest.raises(CheckpointError, match="no checkpoint is at"):
+        monarch.save(state, path).result()
     with monkeypatch.context() as patched:
         patched.setattr(WritingHere, "poll", polled)
         monarch.save(state, path).result()
