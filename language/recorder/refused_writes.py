@@ -45,6 +45,15 @@ def argument_write(recording: Recording, cell: Cell) -> ArgumentWritten:
 def plain_write(tensor: torch.Tensor) -> ProgramError:
     """The error of a program that writes to a plain tensor from outside."""
     where = "in a program" if current.recording is not None else "by a distributed one"
+    if calls_from("torch/optim/lr_scheduler"):
+        return ProgramError(
+            f"a scheduler changes the learning rate of its optimizer, a plain tensor, in place {where}",
+            hint=instead(
+                "optimizer = torch.optim.Adam(model.parameters(), lr=0.1)     # right: a float is an input\n"
+                "optimizer = torch.optim.Adam(model.parameters(), lr=monarch.distribute(torch.tensor(0.1), mesh))"
+            ),
+            source=user_source(),
+        )
     if isinstance(tensor, torch.nn.Parameter) or calls_from("torch/optim"):
         return ProgramError(
             f"a plain parameter, or its optimizer's state, of shape {list(tensor.shape)} is changed in place "

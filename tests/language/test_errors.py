@@ -515,3 +515,26 @@ def test_repr_fetches_nothing(mesh: Mesh) -> None:
     assert isinstance(y, DistributedTensor) and y._ref.cell.handle is None
     assert "2., 2." in str(y)
     assert nn.Parameter(x).requires_grad
+
+
+def test_a_schedulers_plain_learning_rate_is_named_with_both_ways_out(mesh: Mesh) -> None:
+    def train(rate: Any) -> list[float]:
+        torch.manual_seed(0)
+        model = module_to_mesh(nn.Linear(2, 2), mesh, {})
+        optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+        @program(mesh=mesh)
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = model(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            return loss
+
+        return [step(torch.ones(2, 2)).item() for _ in range(3)]
+
+    said = r"a scheduler changes the learning rate of its optimizer, a plain tensor[\s\S]*lr=0.1\)[\s\S]*distribute"
+    with pytest.raises(ProgramError, match=said):
+        train(torch.tensor(0.1))
+    assert train(distribute(torch.tensor(0.1), mesh)) == pytest.approx(train(0.1))
