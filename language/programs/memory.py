@@ -72,13 +72,14 @@ class Entry:
 
 
 class MovingInts:
-    """Which ints among a program's arguments are inputs: those whose values have changed between two calls, until a
-    trace shows that this does not help."""
+    """Which ints among a program's arguments are inputs. An int becomes one when its value changes between two calls,
+    and stays one unless its traces need the value."""
 
     def __init__(self) -> None:
         self.numbers: frozenset[int] = frozenset()
         """The ints that are inputs, by number among the arguments' leaves."""
         self._first: dict[int, int] = {}
+        """The first value of each int, by number."""
         self.given_up: set[int] = set()
         """Those that were inputs, or would have been."""
 
@@ -158,12 +159,12 @@ class Memory:
         """The meshes of traces of several: what was recorded on them outside of programs runs before a call."""
 
     def entry(self, key: Any) -> Entry:
-        """What is known at the first call of a signature: of calls that differ in ints alone the plans, and the traces
-        if their ints were inputs."""
+        """The entry of a signature that is called for the first time. It has the plans of calls that differ in ints
+        alone, and the traces of those whose ints were inputs."""
         entry, joined = Entry(), without_ints(key, self.ints.given_up)
         if key[-1] or self.ints.numbers:
             alike = [self.entries[other] for other in reversed(self.entries) if other[:-1] == key[:-1]]
             entry.compiled = [*dict.fromkeys(plan for each in alike for plan in each.compiled[:VARIANTS])][:VARIANTS]
         if joined in self.entries:
-            entry.variants = [*self.entries[joined].variants]
+            entry.variants, entry.written = [*self.entries[joined].variants], self.entries[joined].written
         return entry

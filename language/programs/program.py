@@ -160,8 +160,8 @@ class Program(Generic[P, R]):
                     entry.variants.remove(variant)
                     entry.variants.insert(0, variant)
                 return variant.run(leaves, found, args, kwargs)
-        if moving and (needless := [number for number in moving if ("argument", number) in entry.needless]):
-            memory.ints.give_up(needless)
+        if moving and (needless := {("argument", number) for number in moving} & entry.needless):
+            memory.ints.give_up(number for _, number in needless)
             return self._call(args, kwargs)
         call = call or self._record(args, kwargs, leaves, spec, moving)
         call.written = entry.written

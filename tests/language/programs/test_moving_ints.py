@@ -244,3 +244,14 @@ def test_an_int_that_code_asks_for_its_type_is_an_int(mesh: Mesh, traces: list[s
     for n in (1, 2, 3, 1, 2, 3):
         assert run(torch.ones(1), n).item() == 2 * n
     assert len(traces) <= 6
+
+
+def test_an_argument_that_is_written_in_place_and_one_that_is_a_size(mesh: Mesh) -> None:
+    @program(mesh=mesh)
+    def step(x: torch.Tensor, n: int) -> torch.Tensor:
+        x.add_(1)
+        return x[:n].sum()
+
+    for n in (1, 2, 3, 4, 5, 2, 3, 1, 5, 4, 2):
+        x = distribute(torch.zeros(8), mesh)
+        assert step(x, n).item() == n and x.sum().item() == 8
