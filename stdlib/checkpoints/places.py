@@ -42,6 +42,8 @@ class SaveFolder:
         self._file = file
         self._lock: list[int] = []
         """The descriptor of the folder, which is locked, or is about to be."""
+        self._replaces = False
+        """Whether a former checkpoint is at the path."""
         self._begun = False
         """Whether the lock is this save's, and so the folder."""
         self._parents: list[Path] = []
@@ -53,6 +55,7 @@ class SaveFolder:
         try:
             put_back(self.path)
             self._check(strangers)
+            self._replaces = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
             self._begin()
         except (BlockingIOError, FileNotFoundError):
             raise CheckpointError(
@@ -111,8 +114,7 @@ class SaveFolder:
     @property
     def stays(self) -> str:
         """What is at the path if the save ends before `finish`."""
-        has_one = any(self.path.iterdir()) if self.path.is_dir() else self.path.exists()
-        return "the former checkpoint is still there" if has_one else f"no checkpoint is at {self.path}"
+        return "the former checkpoint is still there" if self._replaces else f"no checkpoint is at {self.path}"
 
     def finish(self) -> None:
         """Put the checkpoint in its place: a reader sees the former one, or this one. Raises OSError."""
