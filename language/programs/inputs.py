@@ -59,19 +59,13 @@ def symbolic_arguments(
                 symbol._own = number, frozenset(own.attributes)
             if own.parameter:
                 symbol._is_param = True
-        elif type(leaf) is float:
+        elif type(leaf) is float or number in call.moving_ints:
             label = f"argument{number}"
             arguments[label] = number
-            symbol = recording.scalar(label, leaf)
-            if float not in symbolic:
-                float(symbol)
-                symbol = leaf
-        elif number in call.moving_ints:
-            label = f"argument{number}"
-            arguments[label] = number
-            symbol = stand_ins.argument(label, number, leaf)
-            if int not in symbolic:
-                symbol = symbol.value()
+            is_int = type(leaf) is int
+            symbol = stand_ins.argument(label, number, leaf) if is_int else recording.scalar(label, leaf)
+            if type(leaf) not in symbolic:  # asked for its value, the trace depends on that
+                symbol = int(symbol) if is_int else float(symbol)
         else:
             symbol = leaf
         made.append(symbol)

@@ -165,9 +165,9 @@ class Specialised:
         moving: Container[int],
         path_of: Callable[[int], str],
     ) -> None:
-        """Note likewise the texts among the arguments, and the ints of whose values this trace is valid for one alone:
-        all but `free`, by number. Say where one is another at each call, but not while it may become an input
-        (`moving`). `path_of` says how a leaf is written: "i", "state['n']"."""
+        """Note likewise the texts among the arguments, and the ints on whose values this trace depends: all but `free`,
+        by number. Warn of one that changes at each call, but not while it may still be an input (`moving`). `path_of`
+        says how a leaf is written: "i", "state['n']"."""
         for number, leaf in enumerate(leaves):
             if type(leaf) not in (int, str) or number in free:
                 continue

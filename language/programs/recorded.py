@@ -84,11 +84,11 @@ class Trace:
     asks_which: bool
     """Whether it may have asked which object an argument is."""
     with_history: list[int]
-    """The arguments, by number, whose history ends at the program, where that differentiates."""
+    """The arguments, by number, whose history ends at the program, if it differentiates."""
     scope: Scope | None
     """The named sizes that it is valid for all values of, under conditions; None where it has none."""
     free: frozenset[str | int]
-    """The states, by label, and the arguments, by number, whose layouts nobody has said."""
+    """The states, by label, and the arguments, by number, for which the user has given no layout."""
     large: list[tuple[weakref.ref[torch.Tensor], torch.Tensor]]
     """The large plain tensors from outside that ops have read, each with its content."""
     cannot: tuple[str, Source | None] | None

@@ -34,7 +34,7 @@ _KINDS: tuple[type[Held], ...] = (
     kinds.Function,
     kinds.Names,
 )
-"""The kinds of objects at whose places a stand-in can be."""
+"""The kinds of objects that can hold a stand-in."""
 _PINNED = 3
 
 

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Set
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -84,20 +85,21 @@ def trace(
     floats = frozenset((float,) if any(type(leaf) is float for leaf in call.leaves) else ())
     all_symbolic = floats | frozenset((int,) if call.moving_ints else ())
     numbers = [place for place in places if place.type is not list]
-    steps = [(places, all_symbolic), (numbers, all_symbolic), ([], floats), ([], frozenset())]
-    *steps, last = [step for step, after in zip(steps, [*steps[1:], None], strict=True) if step != after]
-    for some, symbolic in steps:
+    run = partial(_trace, call, mesh, environment, varying, moving, symbols, attempt)
+    tries = [(all_symbolic, places), (all_symbolic, numbers), (floats, []), (frozenset(), [])]
+    *tries, last = [each for each, after in zip(tries, [*tries[1:], None], strict=True) if each != after]
+    for symbolic, some in tries:
         try:
-            found = _trace(call, mesh, environment, varying, moving, symbols, attempt, symbolic, some)
+            found = run(symbolic, some)
             if not attempt.asks_type:
                 return found
-        except Exception as error:  # which is raised again where it was not the symbols' doing
-            has_ints = some or int in symbolic
-            if not (has_ints or attempt.asks_type or isinstance(error, (TypeError, AttributeError))):
+        except Exception as error:  # which the last try raises again where it was not the symbols' doing
+            has_stand_ins = some or int in symbolic
+            if not (has_stand_ins or attempt.asks_type or isinstance(error, (TypeError, AttributeError))):
                 raise
         attempt.take_back()
         attempt.asks_type, attempt.stand_ins = False, set()
-    return _trace(call, mesh, environment, varying, moving, symbols, attempt, last[1], last[0])
+    return run(*last)
 
 
 @collected_later()
@@ -173,8 +175,8 @@ class _Run:
         self.recording.arguments, self.recording.path_of = len(call.leaves), call.path_of
         self.watch = OptimizerWatch(self.recording, environment.optimizers, varying)
         self.snapshot = Snapshot()
-        with_ints = bool(places) or int in symbolic
-        self.entered = Entered(self.snapshot, float in symbolic, symbols is not None, with_ints)
+        has_stand_ins = bool(places) or int in symbolic
+        self.entered = Entered(self.snapshot, float in symbolic, symbols is not None, has_stand_ins)
         self.roots = _roots(call)
         for root in (*(root for _, root in self.roots), *environment.optimizers.values()):
             self.snapshot.visit(root)
@@ -343,7 +345,7 @@ class _Run:
         cannot = self._cannot(guards, effects, escapes)
         if cannot is None and None in spots:
             cannot = f"it reads a tensor ('{states[spots.index(None)][0]}') by a way that cannot be followed", None
-        if cannot is None and any(spot is None for spot, _ in sources.values()):
+        elif cannot is None and any(spot is None for spot, _ in sources.values()):
             cannot = "it makes an optimizer", None
         self.stand_ins.follow(guards)
         pinned = self.stand_ins.pinned(recording.guards)
